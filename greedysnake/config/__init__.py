@@ -1,0 +1,26 @@
+"""The settings of a run: schema, loading with every mistake named at once, and the reference of all keys."""
+
+from greedysnake.config.load import dump_config, load_config
+from greedysnake.config.reference import reference_markdown
+from greedysnake.config.schema import (
+    DataConfig,
+    EngineConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    TrainingConfig,
+)
+from greedysnake.config.suggest import suggest
+
+__all__ = [
+    "DataConfig",
+    "EngineConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "RunConfig",
+    "TrainingConfig",
+    "dump_config",
+    "load_config",
+    "reference_markdown",
+    "suggest",
+]

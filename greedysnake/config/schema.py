@@ -1,0 +1,218 @@
+"""Every setting of a run: its name, type, limits, default and meaning.
+
+Sections are frozen and refuse unknown keys. What ties settings of different sections together is in `checks`.
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+
+from greedysnake.config.checks import cross_problems
+from greedysnake.config.values import (
+    LARGEST_INT,
+    Betas,
+    Count,
+    FilePath,
+    FilePaths,
+    Flag,
+    HalfShare,
+    Integer,
+    NonNegative,
+    PlainMapping,
+    Positive,
+    Share,
+    Size,
+    StorageFolders,
+    Text,
+)
+
+
+def _tokenizer(value: object, info: ValidationInfo) -> object:
+    """By default the tokenizer of the model folder, or the one of bytes where there is no folder."""
+    if isinstance(value, str):
+        return os.path.expanduser(value)
+    if value is not None:
+        return value
+    path = (info.data or {}).get("path")
+    return "bytes" if path is None else str(path)
+
+
+class Section(BaseModel):
+    """A group of settings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class ModelConfig(Section):
+    """What to train. Give either `path` or `config`."""
+
+    path: FilePath | None = Field(
+        default=None,
+        description="Model folder (config.json and safetensors files) whose weights training starts from.",
+    )
+    config: PlainMapping | None = Field(
+        default=None,
+        description="A transformers config with its `model_type`, for a model with random weights. "
+        "Keys that are left out keep the default of that model type.",
+    )
+    tokenizer: Annotated[Text, BeforeValidator(_tokenizer)] = Field(
+        default=None,  # type: ignore[assignment]  # replaced by the validator
+        description="`bytes` (one token a byte of UTF-8) or a folder with a tokenizer. "
+        "Default: the model folder where `path` is given, else `bytes`.",
+    )
+    dtype: Literal["bfloat16", "float32"] = Field(
+        default="bfloat16",
+        description="Type of weights and activations. Master weights, moments and sums of gradients are "
+        "float32 either way.",
+    )
+
+
+class DataConfig(Section):
+    """The text to learn from, and how it is cut."""
+
+    train: FilePaths = Field(description="File or folder with training text, or a list of them.", examples=["text/"])
+    evaluation: FilePaths | None = Field(
+        default=None, description="File or folder with text that is only evaluated, or a list of them."
+    )
+    eval_share: HalfShare = Field(
+        default=0.0,
+        description="Share of the training text set aside for evaluation, instead of `evaluation`.",
+    )
+    text_field: Text = Field(
+        default="text", description="Name of the field that holds the text, in records of JSON lines."
+    )
+    sequence_length: Annotated[int, Field(strict=True, ge=2, le=LARGEST_INT)] = Field(
+        description="Tokens in a sequence (T).", examples=[1024]
+    )
+
+
+class TrainingConfig(Section):
+    """How long to train, and on how much at once."""
+
+    steps: Count = Field(description="Optimizer updates to make.", examples=[1000])
+    micro_batches: Count = Field(
+        default=4,
+        description="Micro-batches in a step (M). Weights cross the SSD twice a step however many there are.",
+    )
+    micro_batch_size: Count = Field(default=1, description="Sequences in a micro-batch (B), computed at once.")
+    eval_every: Count | None = Field(
+        default=None,
+        description="Steps between evaluations. Needs evaluation data; null: no evaluation in between.",
+    )
+    eval_sequences: Count = Field(default=32, description="Most sequences used in one evaluation.")
+    max_skipped_steps: Count = Field(
+        default=10,
+        description="Steps in a row with a non-finite loss or gradient that stop the run. "
+        "Such a step changes no weights.",
+    )
+
+
+class OptimizerConfig(Section):
+    """AdamW and its learning rate."""
+
+    lr: Positive = Field(description="Highest learning rate.", examples=["2e-5"])
+    betas: Betas = Field(default=(0.9, 0.95), description="Decay of the first and second moment.")
+    eps: Positive = Field(default=1e-8, description="Added to the root of the second moment.")
+    weight_decay: NonNegative = Field(default=0.1, description="Decoupled weight decay.")
+    decay_norms_and_biases: Flag = Field(
+        default=False, description="Whether weight decay also applies to norm weights and biases."
+    )
+    max_grad_norm: Positive | None = Field(
+        default=1.0,
+        description="Gradients are scaled down to this global norm where it is larger; null: never.",
+    )
+    lr_schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="cosine",
+        description="How the learning rate goes from `lr` to its final value after the warm-up.",
+    )
+    warmup_steps: Integer = Field(
+        default=0,
+        description="Steps over which the learning rate rises to `lr`. Fewer than `training.steps`.",
+    )
+    min_lr_ratio: Share = Field(default=0.1, description="Final learning rate as a share of `lr`.")
+
+
+class EngineConfig(Section):
+    """How the work is laid out in time, and where bytes are kept. What is learned stays the same.
+
+    The snake alone changes the order in which micro-batches are summed, and so the rounding.
+    """
+
+    schedule: Literal["vertical", "horizontal"] = Field(
+        default="vertical",
+        description="`vertical`: all micro-batches of a step pass a layer before the next layer begins. "
+        "`horizontal`: one micro-batch after another, the baseline.",
+    )
+    delayed_share: Share | None = Field(
+        default=None,
+        description="Share of each layer's optimizer step that runs behind the next forward pass (α); null: planned.",
+    )
+    layers_per_unit: Count = Field(default=1, description="Decoder layers that are loaded and computed as one unit.")
+    snake: Flag = Field(
+        default=True,
+        description="Whether every other unit takes the micro-batches in reverse order. "
+        "false keeps the natural order throughout.",
+    )
+    device: Literal["auto", "cpu"] = Field(
+        default="auto", description="Where to compute; `auto`: the best device there is."
+    )
+    host_memory: Size | None = Field(
+        default=None,
+        description="Host memory that the run may use; null: what the machine has, less a margin.",
+    )
+    storage: StorageFolders | None = Field(
+        default=None,
+        description="Folder on the SSD for weights and optimizer state; null: `<run>/store`.",
+    )
+    chunk_elements: Annotated[int, Field(strict=True, ge=4096, le=LARGEST_INT, multiple_of=4096)] | None = Field(
+        default=None, description="Parameters that the optimizer updates as one chunk; null: planned."
+    )
+    boundaries: Literal["auto", "host", "ssd"] = Field(
+        default="auto", description="Where activations between units wait for the backward pass."
+    )
+    gradients: Literal["auto", "host", "ssd"] = Field(
+        default="auto", description="Where gradients that wait for their update are kept."
+    )
+
+
+class RunConfig(Section):
+    """All settings of a training run.
+
+    Raises:
+        pydantic.ValidationError: a value or a combination of values is wrong.
+    """
+
+    run: FilePath = Field(description="Run folder to create.", examples=["runs/first"])
+    seed: Integer = Field(default=0, description="Seed of random weights, of the order of the data and of dropout.")
+    model: ModelConfig
+    data: DataConfig
+    training: TrainingConfig
+    optimizer: OptimizerConfig
+    engine: EngineConfig = EngineConfig()
+
+    @model_validator(mode="after")
+    def _settings_fit_together(self) -> "RunConfig":
+        values: dict[str, object] = {}
+        for name, value in self:
+            if isinstance(value, Section):
+                values.update({f"{name}.{key}": inner for key, inner in value})
+        problems = cross_problems(values)
+        if problems:
+            raise ValueError("; ".join(map(str, problems)))
+        return self
+
+    @property
+    def storage_folders(self) -> list[Path]:
+        """The folders for weights and optimizer state: `engine.storage`, or `<run>/store`."""
+        return self.engine.storage or [self.run / "store"]
+
+
+def sections() -> dict[str, type[Section]]:
+    """The model of every section by its name, in order; "" is the top level."""
+    found: dict[str, type[Section]] = {"": RunConfig}
+    for name, field in RunConfig.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            found[name] = field.annotation
+    return found

@@ -1,0 +1,420 @@
+"""Training a model whose weights and optimizer state live on SSD: the package's Python interface."""
+
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from greedysnake.engine.batches import check_micro_batches, target_tokens
+from greedysnake.engine.buffers import Buffers
+from greedysnake.engine.executor import Executor, NonFiniteStepError, StepWork
+from greedysnake.engine.opening import DTYPES, config_of, write_model
+from greedysnake.engine.unit_store import chunk_key, durable_extents, read_unit_weights, scratch_extents
+from greedysnake.errors import ConfigError, NonFiniteError
+from greedysnake.models.export import export_model
+from greedysnake.models.layout import DEFAULT_CHUNK_ELEMENTS
+from greedysnake.models.skeleton import build_skeleton
+from greedysnake.models.streaming import MicroBatch, StreamedModel
+from greedysnake.optim import AdamW, ChunkUpdater, LearningRate, UpdateScalars
+from greedysnake.plan.activations import BatchShape
+from greedysnake.plan.host import process_peak_bytes
+from greedysnake.plan.placement import Plan, PlanRequest, make_plan
+from greedysnake.report.events import OperationEvent
+from greedysnake.schedule import BUILDERS, Schedule, StepShape, Tier, build_evaluation, build_flush, check_schedule
+from greedysnake.storage import Store
+from greedysnake.units import parse_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What one optimizer step did.
+
+    Attributes:
+        step: its number, from 1.
+        loss: sum over its micro-batches divided by all its target tokens.
+        grad_norm: two-norm of the whole gradient before clipping.
+        lr: learning rate.
+        tokens: tokens in the batch, padding included.
+        seconds: wall time.
+        skipped: why it changed no state (a loss or gradient that is not finite), or None.
+        clipped: whether the gradient was scaled down.
+        ssd_read_bytes, ssd_write_bytes: moved by the store.
+        host_peak_bytes: most memory the process has had so far.
+        events: when each operation ran.
+    """
+
+    step: int
+    loss: float
+    grad_norm: float
+    lr: float
+    tokens: int
+    seconds: float
+    skipped: str | None
+    clipped: bool
+    ssd_read_bytes: int
+    ssd_write_bytes: int
+    host_peak_bytes: int
+    events: tuple[OperationEvent, ...]
+
+
+class Trainer:
+    """Trains one model from one storage folder.
+
+    Args:
+        model: a model folder, a transformers config (random weights), or a loaded PreTrainedModel.
+        storage: folder for weights and state, made if missing; exactly one for now.
+        optimizer: AdamW's settings.
+        learning_rate: by step; None keeps the optimizer's.
+        dtype: ``"bfloat16"`` (float32 master weights) or ``"float32"``.
+        device: ``"auto"`` or ``"cpu"``.
+        host_memory: bytes that the process may use, or text like ``"16GiB"``; None: what is free, less a tenth.
+        delayed_share: α, the part of each unit's update that runs in the next step; None: planned.
+        schedule: ``"vertical"``, or ``"horizontal"``, the baseline.
+        seed: of random weights and dropout.
+        layers_per_unit: decoder layers loaded and computed as one.
+        snake: whether every other unit takes the micro-batches in reverse.
+        boundaries, gradients: ``"host"``, ``"ssd"``, or None: planned.
+        chunk_elements: most parameters updated as one, a multiple of 4096.
+        max_skipped_steps: steps in a row that may be skipped because they are not finite.
+        batch: sizes of the batches to come, so that all is reserved at once; None: learnt from the first step.
+
+    Raises:
+        ConfigError, ModelError, StorageError, MemoryBudgetError: what is wrong and what to change.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | PretrainedConfig | PreTrainedModel,
+        storage: Sequence[str | Path] | str | Path,
+        *,
+        optimizer: AdamW | None = None,
+        learning_rate: LearningRate | None = None,
+        dtype: str = "bfloat16",
+        device: str = "auto",
+        host_memory: int | str | None = None,
+        delayed_share: float | None = None,
+        schedule: str = "vertical",
+        seed: int = 0,
+        layers_per_unit: int = 1,
+        snake: bool = True,
+        boundaries: str | None = None,
+        gradients: str | None = None,
+        chunk_elements: int = DEFAULT_CHUNK_ELEMENTS,
+        max_skipped_steps: int = 10,
+        batch: BatchShape | None = None,
+    ) -> None:
+        folders = [Path(storage)] if isinstance(storage, str | Path) else [Path(folder) for folder in storage]
+        _check_arguments(
+            storage=folders,
+            dtype=dtype,
+            device=device,
+            schedule=schedule,
+            layers_per_unit=layers_per_unit,
+            delayed_share=delayed_share,
+        )
+        self.optimizer = optimizer or AdamW()
+        self._rate = learning_rate or LearningRate(peak=self.optimizer.lr)
+        self._max_skipped = max_skipped_steps
+        self._request = PlanRequest(
+            schedule=schedule,
+            delayed_share=delayed_share,
+            snake=snake,
+            boundaries=None if boundaries is None else Tier(boundaries),
+            gradients=None if gradients is None else Tier(gradients),
+            host_memory=None if host_memory is None else parse_bytes(host_memory),
+            clipping=self.optimizer.max_grad_norm is not None,
+        )
+        self._description = {"dtype": dtype, "layers_per_unit": layers_per_unit, "chunk_elements": chunk_elements}
+        self.skeleton = build_skeleton(
+            config_of(model), dtype=DTYPES[dtype], layers_per_unit=layers_per_unit, chunk_elements=chunk_elements
+        )
+        self.plan: Plan | None = None if batch is None else make_plan(self.skeleton, batch, self._request)
+        self.steps_done = 0
+        self._updates = 0
+        self._skipped = 0
+        self._delayed: UpdateScalars | None = None
+        self._unusable = False
+        self._schedules: dict[tuple[Any, ...], Schedule] = {}
+        self._store = Store.create(
+            folders[0],
+            run=uuid.uuid4().hex,
+            durable=durable_extents(self.skeleton.layouts),
+            scratch={} if self.plan is None else self._scratch(self.plan),
+        )
+        try:
+            write_model(self._store, self.skeleton, model, seed)
+            self._model = StreamedModel(self.skeleton, seed)
+            if self.plan is not None:
+                self._reserve(self.plan)
+            self.snapshot()
+        except BaseException:
+            self._store.close()
+            raise
+
+    # Training
+
+    def step(self, micro_batches: Sequence[MicroBatch]) -> StepResult:
+        """One optimizer update from a list of micro-batches.
+
+        Args:
+            micro_batches: dicts of ``input_ids`` and ``labels``, int64 [B, T], optionally ``attention_mask`` and
+                whatever else the model's forward takes. Labels of -100 do not count.
+
+        Raises:
+            DataError: the micro-batches do not fit the model; nothing has changed.
+            NonFiniteError: too many steps in a row were not finite.
+        """
+        start = time.perf_counter()
+        self._check_usable()
+        batch = check_micro_batches(micro_batches, self.skeleton.model.config)
+        plan = self._prepare(batch)
+        read, written = self._store.read_bytes, self._store.written_bytes
+        work = StepWork(
+            prompt=UpdateScalars(lr=self._rate.at(self.steps_done), number=self._updates + 1, clip=1.0),
+            delayed=self._delayed,
+            max_grad_norm=self.optimizer.max_grad_norm,
+        )
+        self._model.begin(
+            micro_batches,
+            step=self.steps_done,
+            target_tokens=target_tokens(micro_batches),
+            boundaries_leave=plan.choices.boundaries == Tier.SSD,
+        )
+        skipped = None
+        try:
+            events = self._run(self._step_schedule(plan), work)
+        except NonFiniteStepError as error:
+            skipped, events = str(error), []
+            self._undo_step(plan)
+        self._finish_step(plan, work, skipped)
+        return StepResult(
+            step=self.steps_done,
+            loss=sum(work.losses[m].item() for m in sorted(work.losses)) if skipped is None else float("nan"),
+            grad_norm=work.gradient.norm if work.gradient else float("nan"),
+            lr=work.prompt.lr,
+            tokens=sum(batch["input_ids"].numel() for batch in micro_batches),
+            seconds=time.perf_counter() - start,
+            skipped=skipped,
+            clipped=work.prompt.clip < 1,
+            ssd_read_bytes=self._store.read_bytes - read,
+            ssd_write_bytes=self._store.written_bytes - written,
+            host_peak_bytes=process_peak_bytes(),
+            events=tuple(events),
+        )
+
+    def evaluate(self, micro_batches: Iterable[MicroBatch], *, at_once: int = 8) -> float:
+        """Mean loss over all target tokens of some micro-batches, without dropout; changes nothing.
+
+        Args:
+            micro_batches: as for :meth:`step`.
+            at_once: micro-batches brought through the model together.
+        """
+        self._check_usable()
+        total, tokens, group = 0.0, 0, []
+        for micro_batch in micro_batches:
+            group.append(micro_batch)
+            if len(group) == at_once:
+                total, tokens = total + self._evaluate(group), tokens + target_tokens(group)
+                group = []
+        if group:
+            total, tokens = total + self._evaluate(group), tokens + target_tokens(group)
+        if not tokens:
+            return float("nan")
+        return total / tokens
+
+    def _evaluate(self, group: list[MicroBatch]) -> float:
+        """Summed loss of micro-batches that go through the model together."""
+        batch = check_micro_batches(group, self.skeleton.model.config)
+        plan = self.plan or self._prepare(batch)
+        self.flush()
+        key = ("evaluation", len(group))
+        if key not in self._schedules:
+            shape = StepShape(
+                units=plan.shape.units,
+                micro_batches=len(group),
+                boundary_bytes=plan.shape.boundary_bytes,
+                tied=plan.shape.tied,
+            )
+            self._schedules[key] = build_evaluation(shape, plan.choices)
+        work = StepWork(prompt=UpdateScalars(lr=0.0, number=0, clip=1.0))
+        self._model.begin(group, step=self.steps_done, target_tokens=1, training=False)
+        with torch.no_grad():
+            self._run(self._schedules[key], work)
+        return sum(loss.item() for loss in work.losses.values())
+
+    def flush(self) -> None:
+        """Apply delayed updates now; the next step then has none to apply. The numbers stay the same."""
+        if self._delayed is None or self.plan is None:
+            return
+        work = StepWork(prompt=self._delayed, delayed=self._delayed)
+        self._run(build_flush(self.plan.shape, self.plan.choices), work)
+        self._delayed = None
+
+    def snapshot(self) -> None:
+        """Commit everything that is in the store: a crash from here on leaves this state."""
+        self._store.commit(
+            {
+                **self._description,
+                "steps_done": self.steps_done,
+                "updates": self._updates,
+                "updates_pending": self._delayed is not None,
+            }
+        )
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the model to a folder that ``AutoModelForCausalLM.from_pretrained`` loads.
+
+        Raises:
+            ModelError: the folder exists and is not empty, or cannot be written.
+        """
+        self._check_usable()
+        self.flush()
+        layouts = self.skeleton.layouts
+        export_model(self.skeleton, lambda u: read_unit_weights(self._store, u, layouts[u]), Path(folder))
+
+    def close(self) -> None:
+        """Apply delayed updates, commit, and free the storage folder; closing twice does nothing.
+
+        After a step that was broken off, what the last commit holds is what stays.
+        """
+        try:
+            if not self._unusable:
+                self.flush()
+                self.snapshot()
+        finally:
+            self._unusable = True
+            self._model.close()
+            self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Parts of a step
+
+    def _run(self, schedule: Schedule, work: StepWork) -> list[OperationEvent]:
+        """Carry out a schedule; whatever breaks it off leaves the trainer unusable and the last commit whole."""
+        try:
+            with torch.random.fork_rng(devices=[]):
+                return self._executor.run(schedule, work)
+        except NonFiniteStepError:
+            self._model.abandon()
+            raise
+        except BaseException:
+            self._unusable = True
+            self._model.abandon()
+            raise
+
+    def _step_schedule(self, plan: Plan) -> Schedule:
+        key = ("step", self._delayed is not None)
+        if key not in self._schedules:
+            schedule = plan.build(pending=self._delayed is not None)
+            check_schedule(schedule)
+            self._schedules[key] = schedule
+        return self._schedules[key]
+
+    def _undo_step(self, plan: Plan) -> None:
+        """Forget the updates of a step that is skipped; delayed ones of the step before were sound and stay."""
+        self._store.revert(
+            chunk_key(unit, chunk)
+            for unit, sizes in enumerate(plan.shape.units)
+            for chunk in plan.choices.prompt_chunks(sizes)
+        )
+
+    def _finish_step(self, plan: Plan, work: StepWork, skipped: str | None) -> None:
+        """Count the step, remember what it left for the next one, and commit."""
+        self.steps_done += 1
+        if skipped is None:
+            self._updates += 1
+            self._skipped = 0
+            some_delayed = any(plan.choices.delayed_chunks(sizes) for sizes in plan.shape.units)
+            self._delayed = work.prompt if some_delayed else None
+        else:
+            self._skipped += 1
+            self._delayed = None
+        self.snapshot()
+        if self._skipped >= self._max_skipped:
+            raise NonFiniteError(
+                f"{self._skipped} steps in a row were skipped, the last one (step {self.steps_done}) because "
+                f"{skipped}. The state before them is kept. Lower optimizer.lr, set optimizer.max_grad_norm, or look at the data"
+            )
+
+    def _prepare(self, batch: BatchShape) -> Plan:
+        """The plan for a batch: the one there is, if the batch fits it."""
+        plan = self.plan
+        if plan is not None and plan.batch.micro_batches == batch.micro_batches:
+            if batch.rows <= plan.batch.rows and batch.tokens <= plan.batch.tokens:
+                return plan
+            batch = BatchShape(
+                micro_batches=batch.micro_batches,
+                rows=max(batch.rows, plan.batch.rows),
+                tokens=max(batch.tokens, plan.batch.tokens),
+            )
+        self.flush()
+        plan = make_plan(self.skeleton, batch, self._request)
+        self._store.reserve_scratch(self._scratch(plan))
+        self._reserve(plan)
+        self.plan = plan
+        return plan
+
+    def _reserve(self, plan: Plan) -> None:
+        """Memory for everything that the plan's schedules need."""
+        self._schedules = {}
+        self._executor = Executor(
+            model=self._model,
+            store=self._store,
+            buffers=Buffers(plan.build(pending=True).pools),
+            updater=ChunkUpdater(
+                self.optimizer, max(chunk.elements for layout in self.skeleton.layouts for chunk in layout.chunks)
+            ),
+            choices=plan.choices,
+            boundary_bytes=plan.shape.boundary_bytes,
+        )
+
+    def _scratch(self, plan: Plan) -> Mapping[str, int]:
+        return scratch_extents(self.skeleton.layouts, plan.build(pending=True), plan.batch.micro_batches)
+
+    def _check_usable(self) -> None:
+        if self._unusable:
+            raise RuntimeError("the trainer is closed, or a step was broken off; what the last commit holds is kept")
+
+
+def _check_arguments(
+    *,
+    storage: list[Path],
+    dtype: str,
+    device: str,
+    schedule: str,
+    layers_per_unit: int,
+    delayed_share: float | None,
+) -> None:
+    """Refuse arguments that make no sense.
+
+    Raises:
+        ConfigError: listing all of them.
+    """
+    problems = []
+    if len(storage) != 1:
+        problems.append(f"storage: give exactly one folder, got {len(storage)}; striping is not there yet")
+    if dtype not in DTYPES:
+        problems.append(f"dtype: {dtype!r} is not one of {', '.join(DTYPES)}")
+    if device not in ("auto", "cpu"):
+        problems.append(f"device: {device!r} is not one of auto, cpu; this version computes on the CPU")
+    if schedule not in BUILDERS:
+        problems.append(f"schedule: {schedule!r} is not one of {', '.join(BUILDERS)}")
+    if layers_per_unit < 1:
+        problems.append(f"layers_per_unit: must be at least 1, got {layers_per_unit}")
+    if delayed_share is not None and not 0 <= delayed_share <= 1:
+        problems.append(f"delayed_share: must lie between 0 and 1, got {delayed_share}")
+    if problems:
+        raise ConfigError("\n".join(problems))

@@ -1,0 +1,79 @@
+"""Units in a store: which extents they take, how they get there, and how they are read back."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from greedysnake.models.layout import UnitLayout
+from greedysnake.optim import split_master
+from greedysnake.schedule import Schedule, Tier
+from greedysnake.storage import BLOCK_BYTES, Store, aligned_empty, round_up
+
+
+def chunk_key(unit: int, chunk: int) -> str:
+    """The store's key of a chunk: its weights, then its state."""
+    return f"unit{unit}.chunk{chunk}"
+
+
+def gradient_key(unit: int, chunk: int) -> str:
+    """The store's key of a gradient that waits for its update."""
+    return f"unit{unit}.gradient{chunk}"
+
+
+def boundary_key(unit: int, micro_batch: int) -> str:
+    """The store's key of a boundary."""
+    return f"unit{unit}.boundary{micro_batch}"
+
+
+def durable_extents(layouts: Sequence[UnitLayout]) -> dict[str, int]:
+    """Bytes of every chunk's weights and state, by key."""
+    return {
+        chunk_key(unit, index): chunk.weight_bytes + chunk.state_bytes
+        for unit, layout in enumerate(layouts)
+        for index, chunk in enumerate(layout.chunks)
+    }
+
+
+def scratch_extents(layouts: Sequence[UnitLayout], schedule: Schedule, micro_batches: int) -> dict[str, int]:
+    """Bytes of what a schedule keeps on SSD within or between steps, by key."""
+    extents = {}
+    held = schedule.pools["held"]
+    if held.tier == Tier.SSD:
+        keys = [gradient_key(u, c) for u, layout in enumerate(layouts) for c in range(len(layout.chunks))]
+        extents = {key: size for key, size in zip(keys, held.slot_bytes, strict=True) if size}
+    for slot, size in enumerate(schedule.pools["ssd_boundary"].slot_bytes):
+        extents[boundary_key(*divmod(slot, micro_batches))] = round_up(size, BLOCK_BYTES)
+    return extents
+
+
+def write_unit(store: Store, unit: int, layout: UnitLayout, master: Tensor) -> None:
+    """Put a unit's first weights and state into the store.
+
+    Args:
+        store: to write to.
+        unit: number of the unit.
+        layout: its buffers.
+        master: float32 weights with the layout of the gradient buffer; used up.
+    """
+    if not layout.chunks:
+        return
+    weights = aligned_empty(max(chunk.weight_bytes for chunk in layout.chunks))
+    state = aligned_empty(max(chunk.state_bytes for chunk in layout.chunks))
+    for index, chunk in enumerate(layout.chunks):
+        own_weights, own_state = weights[: chunk.weight_bytes], state[: chunk.state_bytes]
+        typed = own_weights.view(chunk.dtype)
+        if chunk.dtype == torch.float32:
+            typed.copy_(chunk.gradient(master))
+        else:
+            split_master(chunk.gradient(master), typed, own_state[: 2 * chunk.elements].view(torch.int16))
+        store.write(chunk_key(unit, index), [own_weights, own_state]).wait()  # moments stay zero
+
+
+def read_unit_weights(store: Store, unit: int, layout: UnitLayout) -> dict[str, Tensor]:
+    """A unit's weights by parameter name, as views of one buffer made for them."""
+    buffer = aligned_empty(layout.weight_bytes)
+    transfers = [store.read(chunk_key(unit, i), chunk.weights(buffer)) for i, chunk in enumerate(layout.chunks)]
+    for transfer in transfers:
+        transfer.wait()
+    return {slot.name: slot.weight(buffer) for slot in layout.parameters}

@@ -1,0 +1,80 @@
+"""Fresh weights, unit by unit, by the model's own initialisation."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers import initialization as transformers_init
+
+from greedysnake.models.skeleton import Skeleton
+
+_FLAG = "_is_hf_initialized"
+
+
+def mix_seed(*numbers: int) -> int:
+    """One 63-bit seed from several numbers, such that nearby numbers give unrelated seeds (splitmix64)."""
+    state = 0
+    for number in numbers:
+        state = (state + number + 0x9E3779B97F4A7C15) % 2**64
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) % 2**64
+        state ^= state >> 31
+    return state % 2**63
+
+
+def initialize_units(skeleton: Skeleton, masters: Mapping[int, Tensor], seed: int) -> None:
+    """Random weights for decoder units, or for embedding and head together.
+
+    Buffers of the modules (rotary frequencies, say) are set in passing. The numbers depend on ``seed``
+    and the layer, not on how layers are grouped into units.
+
+    Args:
+        skeleton: the model.
+        masters: by unit, float32 memory with the layout of its gradient buffer, filled in place.
+        seed: of the run.
+    """
+    for unit, master in masters.items():
+        for slot in skeleton.layouts[unit].parameters:
+            skeleton.parameters[slot.name].data = slot.gradient(master)
+    model, layers = skeleton.model, skeleton.structure.layers
+    inner = [index for unit in masters for index in skeleton.unit_layers[unit]]
+    _forget_flags(model)
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), transformers_init.guard_torch_init_functions():
+        for index in inner:
+            torch.manual_seed(mix_seed(seed, 1 + index))
+            _initialize_tree(layers[index], _owner(model, skeleton.structure.layers_name))
+        if not inner:
+            for layer in layers:
+                for module in layer.modules():
+                    setattr(module, _FLAG, True)
+            torch.manual_seed(mix_seed(seed, 0))
+            model.initialize_weights()
+    _forget_flags(model)
+    for unit in masters:
+        skeleton.detach(unit)
+
+
+def _initialize_tree(module: nn.Module, owner: PreTrainedModel) -> None:
+    """Children first, each by the model that owns it, as transformers does for a whole model."""
+    for child in module.children():
+        _initialize_tree(child, child if isinstance(child, PreTrainedModel) else owner)
+    owner._initialize_weights(module)  # transformers' per-module initialisation; it has no public twin
+
+
+def _owner(model: PreTrainedModel, path: str) -> PreTrainedModel:
+    """The nearest model above the module at ``path``."""
+    owner, module = model, model
+    for name in path.split("."):
+        module = getattr(module, name)
+        if isinstance(module, PreTrainedModel):
+            owner = module
+    return owner
+
+
+def _forget_flags(model: nn.Module) -> None:
+    for module in model.modules():
+        module.__dict__.pop(_FLAG, None)
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            if hasattr(tensor, _FLAG):
+                delattr(tensor, _FLAG)

@@ -1,0 +1,176 @@
+"""A transformers model without weights, cut into units.
+
+The skeleton is the model's own modules with parameters of no storage. A unit comes to life when its
+parameters become views of flat buffers (:meth:`Skeleton.attach`), and gives them up again with
+:meth:`Skeleton.detach`. Buffers (rotary frequencies and the like) are small and stay.
+"""
+
+import copy
+import re
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from greedysnake.errors import ModelError
+from greedysnake.models.layout import DEFAULT_CHUNK_ELEMENTS, ParameterInfo, UnitLayout, lay_out
+from greedysnake.models.structure import Structure, find_layers, inspect_structure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skeleton:
+    """A model cut into units: embedding, groups of decoder layers, head.
+
+    Attributes:
+        model: the modules; parameters have no storage unless attached.
+        structure: its layers and what lies around them.
+        unit_layers: layer indices of each unit, empty for embedding and head.
+        layouts: buffers of each unit.
+        parameters: every parameter by its first full name, in the model's own order.
+    """
+
+    model: PreTrainedModel
+    structure: Structure
+    unit_layers: tuple[tuple[int, ...], ...]
+    layouts: tuple[UnitLayout, ...]
+    parameters: dict[str, nn.Parameter]
+
+    @property
+    def unit_names(self) -> tuple[str, ...]:
+        """What a person calls each unit."""
+        names = []
+        for layers in self.unit_layers[1:-1]:
+            names.append(f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]}-{layers[-1]}")
+        return ("embedding", *names, "head")
+
+    def attach(self, unit: int, weights: Tensor | None, gradients: Tensor | None = None) -> None:
+        """Give a unit's parameters storage.
+
+        Args:
+            unit: the unit.
+            weights: uint8, what the parameters become views of; None gives them their shape and no memory,
+                for a backward that does not read them.
+            gradients: float32, what their ``.grad`` become views of, if anything.
+        """
+        for slot in self.layouts[unit].parameters:
+            parameter = self.parameters[slot.name]
+            parameter.data = (
+                torch.empty(1, dtype=slot.dtype).expand(slot.shape) if weights is None else slot.weight(weights)
+            )
+            parameter.grad = None if gradients is None or not parameter.requires_grad else slot.gradient(gradients)
+
+    def detach(self, unit: int) -> None:
+        """Leave a unit's parameters without storage."""
+        for slot in self.layouts[unit].parameters:
+            parameter = self.parameters[slot.name]
+            parameter.grad = None
+            parameter.data = torch.empty(0, dtype=slot.dtype)
+
+    def persistent_buffers(self) -> dict[str, Tensor]:
+        """Buffers that belong to a saved model, by full name."""
+        state = self.model.state_dict(keep_vars=True)
+        return {name: buffer for name, buffer in self.model.named_buffers() if name in state}
+
+
+def empty_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """The model of ``config`` on the meta device: shapes and modules, no bytes.
+
+    Raises:
+        ModelError: transformers cannot build it.
+    """
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
+    except Exception as error:
+        raise ModelError(
+            f"transformers cannot build a causal language model of type {config.model_type!r}: {error}"
+        ) from error
+
+
+def build_skeleton(
+    config: PretrainedConfig,
+    *,
+    dtype: torch.dtype,
+    layers_per_unit: int = 1,
+    chunk_elements: int = DEFAULT_CHUNK_ELEMENTS,
+) -> Skeleton:
+    """Build the model of ``config`` without weights and cut it into units.
+
+    Args:
+        config: a transformers config.
+        dtype: of the weights; parameters that the model keeps in float32 stay so.
+        layers_per_unit: decoder layers loaded and computed as one.
+        chunk_elements: most elements of an optimizer chunk.
+
+    Raises:
+        ModelError: the model cannot be built, or not be run layer by layer.
+    """
+    model = empty_model(config, dtype)
+    infos = _parameter_infos(model)
+    parameters = _replace_tensors(model, infos)
+    layers_name, _ = find_layers(model)
+    outside = [name for name in parameters if not name.startswith(f"{layers_name}.")]
+    for name in outside:  # the full shape over a single element of memory
+        parameters[name].data = torch.zeros(1, dtype=infos[name].dtype).expand(infos[name].shape)
+    structure = inspect_structure(model)
+    for name in outside:
+        parameters[name].data = torch.empty(0, dtype=infos[name].dtype)
+
+    count = len(structure.layers)
+    groups = [tuple(range(i, min(i + layers_per_unit, count))) for i in range(0, count, layers_per_unit)]
+    prefixes = [tuple(f"{structure.layers_name}.{i}." for i in group) for group in groups]
+    members = [
+        structure.embedding,
+        *(tuple(name for name in parameters if name.startswith(prefix)) for prefix in prefixes),
+        structure.head,
+    ]
+    model.train()
+    return Skeleton(
+        model=model,
+        structure=structure,
+        unit_layers=((), *groups, ()),
+        layouts=tuple(lay_out({name: infos[name] for name in names}, chunk_elements) for names in members),
+        parameters=parameters,
+    )
+
+
+def _parameter_infos(model: PreTrainedModel) -> dict[str, ParameterInfo]:
+    """Shape, dtype and weight decay of every parameter, by its first full name."""
+    strict = model._keep_in_fp32_modules_strict or ()  # transformers loads these in float32 whatever the dtype
+    keep = re.compile("|".join(rf"(^|\.){re.escape(name)}(\.|$)" for name in strict)) if strict else None
+    infos = {}
+    for module_name, module in model.named_modules():
+        for local, parameter in module.named_parameters(recurse=False):
+            name = f"{module_name}.{local}" if module_name else local
+            infos[name] = ParameterInfo(
+                shape=tuple(parameter.shape),
+                dtype=torch.float32 if keep is not None and keep.search(name) else parameter.dtype,
+                decay=decays(module, local, parameter),
+            )
+    return {name: infos[name] for name, _ in model.named_parameters()}
+
+
+def decays(module: nn.Module, name: str, parameter: Tensor) -> bool:
+    """Whether weight decay applies to a parameter by default: not to norms, biases and other vectors."""
+    is_norm = "norm" in type(module).__name__.lower() and not isinstance(module, nn.Linear | nn.Embedding | Conv1D)
+    return parameter.dim() >= 2 and not name.endswith("bias") and not is_norm
+
+
+def _replace_tensors(model: PreTrainedModel, infos: dict[str, ParameterInfo]) -> dict[str, nn.Parameter]:
+    """Swap meta parameters for ones without storage (ties kept) and meta buffers for zeros."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    replaced: dict[str, nn.Parameter] = {}
+    for name, parameter in model.named_parameters():
+        empty = torch.empty(0, dtype=infos[name].dtype)
+        replaced[name] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+        if infos[name].dtype != torch.float32 and parameter.requires_grad:
+            replaced[name].grad_dtype = torch.float32  # gradients add up in float32, in place
+    for module in model.modules():
+        for local, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            module._parameters[local] = replaced[names[id(parameter)]]
+        for local, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
+            if buffer.is_meta:
+                module._buffers[local] = torch.zeros_like(buffer, device="cpu")
+    return replaced

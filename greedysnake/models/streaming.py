@@ -1,0 +1,324 @@
+"""A transformers model run unit by unit, by pausing and resuming its own forward.
+
+Each micro-batch's forward runs in a coroutine. Decoder layers' ``forward`` (an instance attribute: the
+module stays itself) hands control back before a unit's first layer and once more before the head, so
+that the caller decides which micro-batch goes through which unit when. The model's code between
+layers, its masks, its head and its loss run as they are.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from greenlet import GreenletExit, getcurrent, greenlet
+from torch import Tensor
+
+from greedysnake.errors import ModelError
+from greedysnake.models.calls import LayerCall, UnsupportedCallError
+from greedysnake.models.initialize import mix_seed
+from greedysnake.models.skeleton import Skeleton
+from greedysnake.models.structure import refuse, takes_loss_arguments
+
+MicroBatch = Mapping[str, Tensor]
+
+HEAD = -1
+
+
+def layer_seed(seed: int, step: int, micro_batch: int, layer: int) -> int:
+    """Seed of the random numbers (dropout) that a layer draws for a micro-batch.
+
+    The embedding has layer -1, the head the number of layers. Because the seed depends on nothing else,
+    the numbers are the same under every schedule, and again when the layer is recomputed.
+    """
+    return mix_seed(seed, step, micro_batch, layer + 1)
+
+
+class _Pass:
+    """One micro-batch on its way through the model."""
+
+    def __init__(self, index: int, layers: int, coroutine: greenlet) -> None:
+        self.index = index
+        self.coroutine = coroutine
+        self.calls: list[LayerCall | None] = [None] * layers
+        self.next_layer = 0
+        self.deferred: dict[int, tuple[Tensor, Tensor]] = {}  # gradients for the embedding, by tensor
+
+
+class StreamedModel:
+    """Runs the units of a skeleton, one micro-batch at a time, in any order that a schedule asks for.
+
+    The caller attaches a unit's weights before it calls :meth:`forward`, :meth:`head` or
+    :meth:`backward` for it. All calls come from one thread.
+
+    Args:
+        skeleton: the model cut into units.
+        seed: of all random numbers drawn in training.
+    """
+
+    def __init__(self, skeleton: Skeleton, seed: int) -> None:
+        self.skeleton = skeleton
+        self._seed = seed
+        self._step = 0
+        self._layers = skeleton.structure.layers
+        self._forwards = [layer.forward for layer in self._layers]
+        self._first = {layers[0] for layers in skeleton.unit_layers if layers}
+        self._passes: dict[int, _Pass] = {}
+        self._micro_batches: Sequence[MicroBatch] = ()
+        self._target_tokens = 1
+        self._training = True
+        self._running: _Pass | None = None
+        self._spilled = False
+        self._embedding_weights: Tensor | None = None
+        self._native_loss = takes_loss_arguments(skeleton.model)
+        for index, layer in enumerate(self._layers):
+            layer.forward = self._make_forward(index)
+
+    @property
+    def training(self) -> bool:
+        """Whether the micro-batches in flight will go backward."""
+        return self._training
+
+    # What the executor calls
+
+    def begin(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        *,
+        step: int,
+        target_tokens: int,
+        training: bool = True,
+        boundaries_leave: bool = False,
+    ) -> None:
+        """Take a step's micro-batches.
+
+        Args:
+            micro_batches: ``input_ids`` int64 [B, T], ``labels`` int64 [B, T], optionally more model inputs.
+            step: number of the step, for the random numbers.
+            target_tokens: labels of the whole step that count; the loss is a sum divided by it.
+            training: whether a backward follows; else nothing is kept and dropout is off.
+            boundaries_leave: whether boundaries will be emptied and refilled between forward and backward.
+        """
+        self.abandon()
+        self._micro_batches = micro_batches
+        self._step = step
+        self._target_tokens = target_tokens
+        self._training = training
+        self._spilled = boundaries_leave
+        self.skeleton.model.train(training)
+
+    def forward(self, unit: int, micro_batch: int, weights: Tensor) -> None:
+        """Bring a micro-batch through the embedding (unit 0) or a decoder unit; ``weights`` are attached."""
+        with self._remembering_weights(weights if unit == 0 else None):
+            if unit == 0:
+                self._start(micro_batch)
+            reached = self._resume(micro_batch)
+        following = self.skeleton.unit_layers[unit + 1]
+        if reached != (following[0] if following else HEAD):
+            raise self._refusal(f"its forward went from unit {unit} to layer {reached}")
+
+    def head(self, micro_batch: int) -> Tensor:
+        """Final norm, logits and loss of a micro-batch, and their backward in training.
+
+        Returns:
+            The micro-batch's share of the step's loss, a scalar.
+        """
+        loss = self._resume(micro_batch)
+        if not isinstance(loss, Tensor):
+            raise self._refusal(f"its forward called layer {loss} again after the last one")
+        if self._training:
+            loss.backward()
+            last = self._passes[micro_batch].calls[-1]
+            if last is not None:
+                last.settle_output()
+        else:
+            del self._passes[micro_batch]
+        return loss.detach()
+
+    def backward(self, unit: int, micro_batch: int, weights: Tensor | None) -> None:
+        """Recompute a unit and add its gradients; ``weights`` are attached (None: not needed by the embedding)."""
+        work = self._passes[micro_batch]
+        if unit == 0:
+            self._backward_embedding(work, weights)
+            return
+        segment: list[int] = []
+        for index in reversed(self.skeleton.unit_layers[unit]):
+            segment.insert(0, index)
+            if not self._call(work, index).chained:
+                self._backward_segment(work, segment)
+                segment = []
+
+    def boundary(self, unit: int, micro_batch: int) -> Tensor:
+        """The activation that left ``unit`` for the next one; its storage may be emptied and refilled."""
+        following = self.skeleton.unit_layers[unit + 1]
+        call = self._passes[micro_batch].calls[following[0] if following else -1]
+        if call is None:
+            raise ValueError(f"micro-batch {micro_batch} has not left unit {unit}")
+        return call.inputs[0][1] if following else call.outputs[0]
+
+    def abandon(self) -> None:
+        """Drop whatever is in flight."""
+        for work in self._passes.values():
+            if work.coroutine:
+                work.coroutine.throw(GreenletExit)
+        self._passes = {}
+
+    def close(self) -> None:
+        """Drop whatever is in flight and give the layers their own forward back."""
+        self.abandon()
+        for layer in self._layers:
+            layer.__dict__.pop("forward", None)
+
+    # Forward
+
+    def _start(self, micro_batch: int) -> None:
+        coroutine = greenlet(lambda: self._run_model(micro_batch))
+        self._passes[micro_batch] = _Pass(micro_batch, len(self._layers), coroutine)
+
+    def _run_model(self, micro_batch: int) -> Tensor:
+        """The model's own forward; runs in a coroutine."""
+        self._set_seed(micro_batch, -1)
+        model, batch = self.skeleton.model, dict(self._micro_batches[micro_batch])
+        if self._native_loss:
+            count = torch.tensor(self._target_tokens)
+            return model(**batch, use_cache=False, num_items_in_batch=count).loss
+        labels = batch.pop("labels")
+        logits = model(**batch, use_cache=False).logits
+        return model.loss_function(logits, labels, logits.shape[-1], num_items_in_batch=self._target_tokens)
+
+    def _resume(self, micro_batch: int) -> Any:
+        """Let a micro-batch go on until it pauses (gives the layer it waits for) or ends (gives the loss)."""
+        self._running = work = self._passes[micro_batch]
+        work.coroutine.parent = getcurrent()
+        try:
+            return work.coroutine.switch()
+        except UnsupportedCallError as error:
+            raise self._refusal(str(error)) from error
+
+    def _make_forward(self, index: int) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return self._run_layer(index, args, kwargs)
+
+        return forward
+
+    def _run_layer(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a decoder layer's forward does; runs in a micro-batch's coroutine."""
+        work = self._running
+        if work is None:
+            raise UnsupportedCallError(f"layer {index} is called outside a step")
+        if index != work.next_layer:
+            raise UnsupportedCallError(f"layer {index} is called where layer {work.next_layer} is due")
+        work.next_layer += 1
+        if not self._training:
+            if index in self._first:
+                work.coroutine.parent.switch(index)
+            output = self._forwards[index](*args, **kwargs)
+            if index == len(self._layers) - 1:
+                work.coroutine.parent.switch(HEAD)
+            return output
+
+        if not torch.is_grad_enabled():
+            raise UnsupportedCallError(f"layer {index} is called without gradients")
+        previous = work.calls[index - 1] if index else None
+        call = work.calls[index] = LayerCall.record(args, kwargs, None if index in self._first else previous)
+        self._check_boundary(index, call, previous)
+        if index in self._first:
+            work.coroutine.parent.switch(index)
+        self._set_seed(work.index, index)
+        output = call.forward(self._forwards[index])
+        if call.chained and previous is not None:
+            previous.forget_hidden()
+        if index == len(self._layers) - 1:
+            work.coroutine.parent.switch(HEAD)
+            self._set_seed(work.index, index + 1)
+        return output
+
+    def _check_boundary(self, index: int, call: LayerCall, previous: LayerCall | None) -> None:
+        if not call.inputs and not call.chained:
+            raise UnsupportedCallError(f"layer {index} is given nothing that carries a gradient")
+        identical = previous is None or bool(call.chained) or call.inputs[0][0] is previous.outputs[0]
+        if self._spilled and not identical:
+            raise UnsupportedCallError(
+                f"it changes the hidden state between layers before layer {index}, so boundaries must stay in "
+                f"host memory (engine.boundaries: host)"
+            )
+
+    def _set_seed(self, micro_batch: int, layer: int) -> None:
+        torch.manual_seed(layer_seed(self._seed, self._step, micro_batch, layer))
+
+    # Backward
+
+    def _call(self, work: _Pass, index: int) -> LayerCall:
+        call = work.calls[index]
+        if call is None:
+            raise ValueError(f"layer {index} of micro-batch {work.index} has no forward to go back through")
+        return call
+
+    def _backward_segment(self, work: _Pass, layers: list[int]) -> None:
+        """Recompute layers that follow on each other directly, then go back through them at once."""
+        hidden: Tensor | None = None
+        roots: list[Tensor] = []
+        gradients: list[Tensor] = []
+        for index in layers:
+            self._set_seed(work.index, index)
+            hidden, more_roots, more_gradients = self._call(work, index).run_again(self._forwards[index], hidden)
+            roots += more_roots
+            gradients += more_gradients
+        torch.autograd.backward(roots, gradients)
+        for index in layers:
+            for original, leaf in self._call(work, index).inputs:
+                if leaf.grad is not None:
+                    self._pass_on(work, index, original, leaf.grad)
+            work.calls[index] = None
+        before = work.calls[layers[0] - 1] if layers[0] else None
+        if before is not None:
+            before.settle_output()
+
+    def _pass_on(self, work: _Pass, index: int, original: Tensor, gradient: Tensor) -> None:
+        """Hand a gradient on to where the tensor that a layer was given came from."""
+        if original.is_leaf:
+            original.grad = gradient if original.grad is None else original.grad + gradient
+            return
+        if index:  # the model computed something between layers: back through that, to earlier layers' outputs
+            earlier = [leaf for call in work.calls[:index] if call for leaf in call.outputs if leaf.requires_grad]
+            through = torch.autograd.grad([original], earlier, [gradient], retain_graph=True, allow_unused=True)
+            for leaf, share in zip(earlier, through, strict=True):
+                if share is not None:
+                    leaf.grad = share if leaf.grad is None else leaf.grad + share
+        known = work.deferred.get(id(original))
+        work.deferred[id(original)] = (original, gradient if known is None else known[1] + gradient)
+
+    def _backward_embedding(self, work: _Pass, weights: Tensor | None) -> None:
+        names = [slot.name for slot in self.skeleton.layouts[0].parameters]
+        leaves = [self.skeleton.parameters[name] for name in names]
+        roots, gradients = zip(*work.deferred.values(), strict=True)
+        self._embedding_weights = weights
+        try:
+            torch.autograd.backward(roots, gradients, inputs=[leaf for leaf in leaves if leaf.requires_grad])
+        finally:
+            self._embedding_weights = None
+        del self._passes[work.index]
+
+    def _remembering_weights(self, weights: Tensor | None) -> AbstractContextManager[None]:
+        """In the embedding's forward, save places in the weights instead of views of a buffer that will be reused."""
+        if weights is None or not self._training or not self.skeleton.structure.embedding_backward_needs_weights:
+            return nullcontext()
+        start, end = weights.data_ptr(), weights.data_ptr() + weights.numel()
+
+        def pack(tensor: Tensor) -> Any:
+            if not start <= tensor.data_ptr() < end:
+                return tensor.detach()  # the tensor itself would hold its own graph, and never be freed
+            return tensor.dtype, tensor.size(), tensor.stride(), (tensor.data_ptr() - start) // tensor.element_size()
+
+        def unpack(packed: Any) -> Tensor:
+            if isinstance(packed, Tensor):
+                return packed
+            dtype, size, stride, offset = packed
+            if self._embedding_weights is None:
+                raise ValueError("the embedding's backward needs its weights")
+            return self._embedding_weights.view(dtype).as_strided(size, stride, offset)
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+    def _refusal(self, reason: str) -> ModelError:
+        return refuse(self.skeleton.model, reason)

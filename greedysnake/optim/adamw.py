@@ -1,0 +1,124 @@
+"""AdamW, one chunk at a time, on weights and state in flat buffers.
+
+The arithmetic is torch's fused kernel through its public functional form, one list entry a parameter,
+so that the numbers are those of ``torch.optim.AdamW(fused=True)``.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from greedysnake.models.layout import Chunk
+from greedysnake.optim.split import join_master, split_master
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW:
+    """Settings of the optimizer.
+
+    Attributes:
+        lr: learning rate where no schedule says otherwise.
+        betas: decay of the two moments.
+        eps: added to the root of the second moment.
+        weight_decay: decoupled decay, by default not for norms and biases.
+        decay_norms_and_biases: whether it is for those too.
+        max_grad_norm: largest norm of the whole gradient, None for no clipping.
+    """
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    decay_norms_and_biases: bool = False
+    max_grad_norm: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not self.lr >= 0:
+            problems.append(f"lr must not be negative, got {self.lr}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            problems.append(f"betas must lie in [0, 1), got {self.betas}")
+        if not self.eps > 0:
+            problems.append(f"eps must be positive, got {self.eps}")
+        if not self.weight_decay >= 0:
+            problems.append(f"weight_decay must not be negative, got {self.weight_decay}")
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
+            problems.append(f"max_grad_norm must be positive, or None for no clipping, got {self.max_grad_norm}")
+        if problems:
+            raise ValueError("; ".join(problems))
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateScalars:
+    """What one optimizer update needs besides the tensors; a delayed update keeps it until it runs.
+
+    Attributes:
+        lr: learning rate of the step.
+        number: how many updates this one makes, counting from 1 (Adam's bias correction).
+        clip: factor that the gradient is scaled by, at most 1.
+    """
+
+    lr: float
+    number: int
+    clip: float
+
+
+class ChunkUpdater:
+    """Applies updates; owns one chunk's float32 master weights as working memory.
+
+    Args:
+        settings: of the optimizer.
+        largest_elements: most elements of a chunk.
+    """
+
+    def __init__(self, settings: AdamW, largest_elements: int) -> None:
+        self._settings = settings
+        self._master = torch.empty(largest_elements, dtype=torch.float32)
+
+    def update(self, chunk: Chunk, weights: Tensor, state: Tensor, gradient: Tensor, scalars: UpdateScalars) -> None:
+        """One AdamW step on a chunk, in place.
+
+        Args:
+            chunk: what lies where.
+            weights: uint8, the chunk's weights.
+            state: uint8, its state: int16 remainders (unless the weights are float32), then two float32 moments.
+            gradient: float32 [elements]; scaled in place where ``scalars.clip`` is below 1.
+            scalars: of this update.
+        """
+        count = chunk.elements
+        low = 0 if chunk.dtype == torch.float32 else 2 * count
+        remainders = state[:low].view(torch.int16)
+        first, second = state[low : low + 8 * count].view(torch.float32).split(count)
+        typed = weights.view(chunk.dtype)
+        master = typed if not low else join_master(typed, remainders, self._master[:count])
+        if scalars.clip < 1:
+            gradient.mul_(scalars.clip)
+        tensors = (master, gradient, first, second)
+        for decay in (True, False):
+            spans = [slice(p.start, p.start + p.elements) for p in chunk.pieces if p.decay == decay]
+            if spans:
+                self._step(tensors, spans, scalars, decay=decay or self._settings.decay_norms_and_biases)
+        if low:
+            split_master(master, typed, remainders)
+
+    def _step(self, tensors: tuple[Tensor, ...], spans: list[slice], scalars: UpdateScalars, *, decay: bool) -> None:
+        """AdamW on the parameters at ``spans`` of (master, gradient, first moment, second moment)."""
+        master, gradient, first, second = ([tensor[span] for span in spans] for tensor in tensors)
+        adamw(
+            master,
+            gradient,
+            first,
+            second,
+            [],
+            [torch.tensor(float(scalars.number - 1)) for _ in spans],  # the kernel counts up by one
+            fused=True,
+            amsgrad=False,
+            beta1=self._settings.betas[0],
+            beta2=self._settings.betas[1],
+            lr=scalars.lr,
+            weight_decay=self._settings.weight_decay if decay else 0.0,
+            eps=self._settings.eps,
+            maximize=False,
+        )

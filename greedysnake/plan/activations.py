@@ -1,0 +1,77 @@
+"""Memory that torch needs while it computes one unit for one micro-batch: an estimate from shapes.
+
+Every weight matrix is taken to keep its input and its output, and elementwise operations to keep as
+much again. Parameters' gradients come as whole tensors before they are added to the flat buffer.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from greedysnake.models.skeleton import Skeleton
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchShape:
+    """Sizes of a step's batch.
+
+    Attributes:
+        micro_batches: M.
+        rows: sequences in the largest micro-batch, B.
+        tokens: tokens in the longest sequence, T.
+    """
+
+    micro_batches: int
+    rows: int
+    tokens: int
+
+
+def boundary_bytes(skeleton: Skeleton, batch: BatchShape) -> int:
+    """Bytes of the activation between two units for one micro-batch: [B, T, hidden]."""
+    config = skeleton.model.config.get_text_config()
+    return batch.rows * batch.tokens * int(config.hidden_size) * _itemsize(skeleton)
+
+
+def unit_activation_bytes(skeleton: Skeleton, batch: BatchShape) -> int:
+    """Most bytes that the recompute and backward of a decoder unit hold at once."""
+    most = max(_layer_bytes(skeleton, unit, batch) for unit in range(1, len(skeleton.layouts) - 1))
+    return most + _largest_gradient(skeleton)
+
+
+def head_activation_bytes(skeleton: Skeleton, batch: BatchShape) -> int:
+    """Most bytes of one micro-batch's logits, their float32 copy, log-probabilities and gradients."""
+    vocabulary = int(skeleton.model.config.get_text_config().vocab_size)
+    logits = batch.rows * batch.tokens * vocabulary
+    copies = 12 if _itemsize(skeleton) == 4 else 3 * 4 + 2 * _itemsize(skeleton)
+    return logits * copies + _largest_gradient(skeleton)
+
+
+def _layer_bytes(skeleton: Skeleton, unit: int, batch: BatchShape) -> int:
+    config = skeleton.model.config.get_text_config()
+    experts_used = int(getattr(config, "num_experts_per_tok", None) or 1)
+    size, tokens = _itemsize(skeleton), batch.rows * batch.tokens
+    features = 0
+    for slot in skeleton.layouts[unit].parameters:
+        if len(slot.shape) == 2:
+            features += sum(slot.shape)
+        elif len(slot.shape) == 3:  # experts in one tensor
+            features += experts_used * sum(slot.shape[1:])
+    layers = len(skeleton.unit_layers[unit])
+    total = 2 * features * tokens * size + 32 * layers * tokens * int(config.hidden_size)
+    if config._attn_implementation == "eager":  # transformers keeps the choice in this field only
+        heads = int(getattr(config, "num_attention_heads", 1))
+        total += layers * 2 * batch.rows * heads * batch.tokens**2 * (size + 4)
+    return total
+
+
+def _largest_gradient(skeleton: Skeleton) -> int:
+    """A parameter's gradient in its own dtype, and in float32 where that is another."""
+    return max(
+        slot.elements * (4 if slot.dtype == torch.float32 else slot.dtype.itemsize + 4)
+        for layout in skeleton.layouts
+        for slot in layout.parameters
+    )
+
+
+def _itemsize(skeleton: Skeleton) -> int:
+    return int(skeleton.model.dtype.itemsize)

@@ -1,0 +1,197 @@
+"""Where everything of a step goes, decided before it runs, with the reason for each choice.
+
+Only what moves the fewest bytes is preferred here: gradients that wait for their update and boundaries
+stay in host memory if they fit, and go to SSD if they do not.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from greedysnake.errors import MemoryBudgetError
+from greedysnake.models.skeleton import Skeleton
+from greedysnake.plan.activations import BatchShape, boundary_bytes, head_activation_bytes, unit_activation_bytes
+from greedysnake.plan.host import process_bytes, usable_bytes
+from greedysnake.schedule import BUILDERS, Choices, Schedule, StepShape, Tier
+from greedysnake.units import format_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """What the user fixed; None leaves it to the plan.
+
+    Attributes:
+        schedule: ``"vertical"`` or ``"horizontal"``.
+        delayed_share: α.
+        snake: whether every other unit takes the micro-batches in reverse.
+        boundaries, gradients: tiers.
+        host_memory: bytes that the process may use.
+        clipping: whether the gradient's norm is limited.
+    """
+
+    schedule: str = "vertical"
+    delayed_share: float | None = None
+    snake: bool = True
+    boundaries: Tier | None = None
+    gradients: Tier | None = None
+    host_memory: int | None = None
+    clipping: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What will happen in a step, where, and why.
+
+    Attributes:
+        batch: sizes of the step's batch.
+        schedule: name of the schedule.
+        shape, choices: what the schedule is built from.
+        host_bytes: expected use of host memory, by purpose.
+        host_budget: bytes that the process may use.
+        reasons: why each choice was made.
+    """
+
+    batch: BatchShape
+    schedule: str
+    shape: StepShape
+    choices: Choices
+    host_bytes: dict[str, int]
+    host_budget: int
+    reasons: tuple[str, ...]
+
+    def build(self, *, pending: bool) -> Schedule:
+        """The schedule of a step; ``pending`` as the builders have it."""
+        return BUILDERS[self.schedule](self.shape, self.choices, pending=pending)
+
+    def as_json(self) -> dict[str, Any]:
+        """The plan for ``plan.json``."""
+        schedule = self.build(pending=True)
+        moved = dict.fromkeys(("ssd_read", "ssd_write"), 0)
+        for operation in schedule.operations:
+            if operation.resource in moved:
+                moved[operation.resource] += operation.bytes
+        return {
+            "schedule": self.schedule,
+            "batch": asdict(self.batch),
+            "choices": asdict(self.choices),
+            "units": len(self.shape.units),
+            "host_memory": {
+                "budget_bytes": self.host_budget,
+                "expected_bytes": sum(self.host_bytes.values()),
+                "by_purpose": self.host_bytes,
+            },
+            "ssd": {
+                "weights_and_state_bytes": schedule.pools["ssd_chunk"].bytes,
+                "boundary_bytes": schedule.pools["ssd_boundary"].bytes,
+                "gradient_bytes": schedule.pools["held"].bytes if self.choices.gradients == Tier.SSD else 0,
+                "read_bytes_per_step": moved["ssd_read"],
+                "write_bytes_per_step": moved["ssd_write"],
+            },
+            "reasons": list(self.reasons),
+        }
+
+
+def make_plan(skeleton: Skeleton, batch: BatchShape, request: PlanRequest) -> Plan:
+    """Place a step.
+
+    Raises:
+        MemoryBudgetError: it does not fit, with what is needed, found, and could be changed.
+    """
+    budget = usable_bytes() if request.host_memory is None else request.host_memory
+    reasons = [
+        f"host memory: {format_bytes(budget)}, "
+        + ("what is free less a tenth" if request.host_memory is None else "as configured")
+    ]
+    share = request.delayed_share
+    if share is None:
+        share = 1.0 if request.clipping else 0.0
+        reasons.append(
+            "delayed share 1: clipping needs the norm of the whole gradient, so updates wait for the next forward"
+            if request.clipping
+            else "delayed share 0: without clipping each unit is updated as soon as its gradient is complete"
+        )
+    boundaries: Sequence[Tier] = [request.boundaries] if request.boundaries else [Tier.HOST, Tier.SSD]
+    gradients: Sequence[Tier] = [request.gradients] if request.gradients else [Tier.HOST, Tier.SSD]
+    shape = step_shape(skeleton, batch)
+    plans = []
+    for gradient_tier in gradients:
+        for boundary_tier in boundaries:
+            choices = Choices(
+                delayed_share=share,
+                wait_for_norm=request.clipping and share < 1,
+                boundaries=boundary_tier,
+                gradients=gradient_tier,
+                snake=request.snake,
+                weight_slots=2,
+            )
+            needs = _host_needs(skeleton, batch, request.schedule, shape, choices)
+            plans.append(
+                Plan(
+                    batch=batch,
+                    schedule=request.schedule,
+                    shape=shape,
+                    choices=choices,
+                    host_bytes=needs,
+                    host_budget=budget,
+                    reasons=(*reasons, *_placement_reasons(choices, request)),
+                )
+            )
+    fitting = [plan for plan in plans if sum(plan.host_bytes.values()) <= budget]
+    if not fitting:
+        raise _too_small(min(plans, key=lambda plan: sum(plan.host_bytes.values())))
+    return fitting[0]
+
+
+def step_shape(skeleton: Skeleton, batch: BatchShape) -> StepShape:
+    """The sizes that schedules for this model and batch are built from."""
+    structure = skeleton.structure
+    return StepShape(
+        units=tuple(
+            layout.shape(backward_needs_weights=unit > 0 or structure.embedding_backward_needs_weights)
+            for unit, layout in enumerate(skeleton.layouts)
+        ),
+        micro_batches=batch.micro_batches,
+        boundary_bytes=boundary_bytes(skeleton, batch),
+        tied=structure.tied,
+    )
+
+
+def _host_needs(skeleton: Skeleton, batch: BatchShape, name: str, shape: StepShape, choices: Choices) -> dict[str, int]:
+    """Bytes of host memory by purpose."""
+    pools = BUILDERS[name](shape, choices, pending=True).pools
+    largest_chunk = max(chunk.elements for layout in skeleton.layouts for chunk in layout.chunks)
+    needs = {
+        "process": process_bytes(),
+        "activations": max(unit_activation_bytes(skeleton, batch), head_activation_bytes(skeleton, batch)),
+        "master_weights": 4 * largest_chunk,
+    }
+    for pool_name, pool in pools.items():
+        if pool.tier == Tier.HOST and pool.bytes:
+            needs[pool_name] = pool.bytes
+    return needs
+
+
+def _placement_reasons(choices: Choices, request: PlanRequest) -> list[str]:
+    reasons = []
+    for name in ("gradients", "boundaries"):
+        tier = getattr(choices, name)
+        if getattr(request, name) is not None:
+            why = "as configured"
+        elif tier == Tier.HOST:
+            why = "they fit in host memory"
+        else:
+            why = "they do not fit in host memory"
+        reasons.append(f"{name} in {tier}: {why}")
+    return reasons
+
+
+def _too_small(plan: Plan) -> MemoryBudgetError:
+    needs = plan.host_bytes
+    needed = sum(needs.values())
+    largest = sorted(needs, key=lambda name: needs[name], reverse=True)[:4]
+    parts = ", ".join(f"{name.replace('_', ' ')} {format_bytes(needs[name])}" for name in largest)
+    return MemoryBudgetError(
+        f"the run needs about {format_bytes(needed)} of host memory and may use {format_bytes(plan.host_budget)} "
+        f"(most of it: {parts}). Raise engine.host_memory if the machine has more, or lower "
+        f"training.micro_batch_size, data.sequence_length or training.micro_batches"
+    )

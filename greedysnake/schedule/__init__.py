@@ -1,0 +1,28 @@
+"""A training step as data: operations, what they need, and proof that they are safe."""
+
+from greedysnake.schedule.builders import BUILDERS, build_evaluation, build_flush, build_horizontal, build_vertical
+from greedysnake.schedule.operations import Buffer, Kind, Operation, Pool, Resource, Schedule, Tier
+from greedysnake.schedule.shape import Choices, ChunkShape, StepShape, UnitShape
+from greedysnake.schedule.validate import Peaks, ScheduleError, check_schedule
+
+__all__ = [
+    "BUILDERS",
+    "Buffer",
+    "Choices",
+    "ChunkShape",
+    "Kind",
+    "Operation",
+    "Peaks",
+    "Pool",
+    "Resource",
+    "Schedule",
+    "ScheduleError",
+    "StepShape",
+    "Tier",
+    "UnitShape",
+    "build_evaluation",
+    "build_flush",
+    "build_horizontal",
+    "build_vertical",
+    "check_schedule",
+]

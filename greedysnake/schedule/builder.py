@@ -1,0 +1,365 @@
+"""The pieces that every schedule is put together from.
+
+A :class:`ScheduleBuilder` hands out buffer slots and works out what each operation must wait for from
+the buffers it touches (read after write, write after read, write after write), so that a builder of a
+schedule states only what happens, in order.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from greedysnake.schedule.operations import Buffer, Kind, Operation, Pool, Resource, Schedule, Tier
+from greedysnake.schedule.shape import Choices, StepShape
+
+
+@dataclass
+class _Draft:
+    """An operation whose releases are not known yet."""
+
+    kind: Kind
+    resource: Resource
+    unit: int | None
+    micro_batch: int | None
+    chunk: int | None
+    reads: tuple[Buffer, ...]
+    writes: tuple[Buffer, ...]
+    after: tuple[int, ...]
+    bytes: int
+    releases: list[Buffer] = field(default_factory=list)
+
+
+class ScheduleBuilder:
+    """Collects the operations of one step over ``shape`` under ``choices``.
+
+    Args:
+        shape: sizes of the step.
+        choices: what the plan decided.
+        pending: whether the step before left delayed gradients, so that their updates come first.
+        partial_sums: whether gradients are put away between micro-batches.
+    """
+
+    def __init__(self, shape: StepShape, choices: Choices, *, pending: bool, partial_sums: bool = False) -> None:
+        self.shape = shape
+        self.choices = choices
+        self.pending = pending
+        self._holds_all = partial_sums or choices.wait_for_norm
+        self.units = len(shape.units)
+        self._drafts: list[_Draft] = []
+        self._writer: dict[Buffer, int] = {}
+        self._readers: defaultdict[Buffer, list[int]] = defaultdict(list)
+        self._last_use: dict[Buffer, int] = {}
+        self._first_chunk = [0]
+        for unit in shape.units:
+            self._first_chunk.append(self._first_chunk[-1] + len(unit.chunks))
+        self._loaded: dict[int, Buffer] = {}
+        self._held: set[Buffer] = set()
+        self.pools = self._make_pools()
+        self._free = {
+            name: deque(Buffer(name, slot) for slot in range(len(self.pools[name].slot_bytes)))
+            for name in ("weights", "gradient", "state", "gradient_chunk", "boundary")
+        }
+        self._live_in = {
+            *(Buffer("ssd_chunk", slot) for slot in range(self._first_chunk[-1])),
+            *(Buffer("ssd_frozen", unit) for unit in range(self.units)),
+        }
+        if pending:
+            self._held = {
+                self.held(unit, chunk)
+                for unit, sizes in enumerate(shape.units)
+                for chunk in choices.delayed_chunks(sizes)
+            }
+            self._live_in |= self._held
+
+    def _make_pools(self) -> dict[str, Pool]:
+        shape, choices = self.shape, self.choices
+        chunks = [chunk for unit in shape.units for chunk in unit.chunks]
+        largest_weights = max(unit.weight_bytes for unit in shape.units)
+        largest_gradient = max(unit.gradient_bytes for unit in shape.units)
+        largest_state = max((chunk.state_bytes for chunk in chunks), default=0)
+        largest_chunk = max((chunk.gradient_bytes for chunk in chunks), default=0)
+        held = tuple(
+            chunk.gradient_bytes if self._holds_all or index in choices.delayed_chunks(unit) else 0
+            for unit in shape.units
+            for index, chunk in enumerate(unit.chunks)
+        )
+        on_ssd = choices.gradients == Tier.SSD
+        boundaries = (self.units - 1) * shape.micro_batches
+
+        def host(*slot_bytes: int) -> Pool:
+            return Pool(tier=Tier.HOST, slot_bytes=slot_bytes)
+
+        def ssd(slot_bytes: Iterable[int]) -> Pool:
+            return Pool(tier=Tier.SSD, slot_bytes=tuple(slot_bytes))
+
+        return {
+            "weights": host(*[largest_weights] * max(choices.weight_slots, 2 if shape.tied else 1)),
+            "gradient": host(*[largest_gradient] * choices.gradient_slots),
+            "state": host(*[largest_state] * choices.state_slots),
+            "gradient_chunk": host(*[largest_chunk] * (choices.state_slots if on_ssd else 0)),
+            "tied_gradient": host(*[shape.units[0].gradient_bytes] * shape.tied),
+            "norm": host(*[8] * (self.units + 1)),
+            "boundary": host(*[shape.boundary_bytes] * self.boundary_slots()),
+            "boundary_gradient": host(*[shape.boundary_bytes] * shape.micro_batches),
+            "held": ssd(held) if on_ssd else Pool(tier=Tier.HOST, slot_bytes=held),
+            "ssd_chunk": ssd(chunk.weight_bytes + chunk.state_bytes for chunk in chunks),
+            "ssd_frozen": ssd(unit.frozen_weight_bytes for unit in shape.units),
+            "ssd_boundary": ssd([shape.boundary_bytes] * (boundaries if choices.boundaries == Tier.SSD else 0)),
+        }
+
+    def boundary_slots(self) -> int:
+        """Boundaries that host memory holds at once: all, or those of two units when the rest is on SSD."""
+        held = 2 if self.choices.boundaries == Tier.SSD else self.units - 1
+        return held * self.shape.micro_batches
+
+    # Buffers
+
+    def take(self, pool: str) -> Buffer:
+        """The slot of ``pool`` that has been free for longest."""
+        if not self._free[pool]:
+            raise ValueError(f"pool {pool!r} has too few slots ({len(self.pools[pool].slot_bytes)}) for this schedule")
+        return self._free[pool].popleft()
+
+    def release(self, buffer: Buffer) -> None:
+        """Mark the end of ``buffer``'s content at its last use so far."""
+        self._drafts[self._last_use[buffer]].releases.append(buffer)
+        if buffer.pool in self._free:
+            self._free[buffer.pool].append(buffer)
+
+    def chunk_id(self, unit: int, chunk: int) -> int:
+        """Number of a unit's chunk among the chunks of all units."""
+        return self._first_chunk[unit] + chunk
+
+    def held(self, unit: int, chunk: int) -> Buffer:
+        """Where a chunk's gradient waits for its update."""
+        return Buffer("held", self.chunk_id(unit, chunk))
+
+    # Operations
+
+    def emit(
+        self,
+        kind: Kind,
+        resource: Resource,
+        *,
+        unit: int | None = None,
+        micro_batch: int | None = None,
+        chunk: int | None = None,
+        reads: Iterable[Buffer] = (),
+        writes: Iterable[Buffer] = (),
+        bytes: int = 0,
+    ) -> None:
+        """Append an operation that waits for exactly what its buffers make it wait for."""
+        reads, writes = tuple(reads), tuple(writes)
+        position = len(self._drafts)
+        after = {self._writer[buffer] for buffer in (*reads, *writes) if buffer in self._writer}
+        after |= {reader for buffer in writes for reader in self._readers[buffer]}
+        for buffer in reads:
+            self._readers[buffer].append(position)
+        for buffer in writes:
+            self._writer[buffer] = position
+            self._readers[buffer] = []
+        for buffer in (*reads, *writes):
+            self._last_use[buffer] = position
+        self._drafts.append(
+            _Draft(kind, resource, unit, micro_batch, chunk, reads, writes, tuple(sorted(after)), bytes)
+        )
+
+    def load_weights(self, unit: int) -> Buffer:
+        """Bring a unit's weights into a slot, unless they are in one already."""
+        if unit in self._loaded:
+            return self._loaded[unit]
+        slot = self._loaded[unit] = self.take("weights")
+        sources = [Buffer("ssd_chunk", self.chunk_id(unit, c)) for c in range(len(self.shape.units[unit].chunks))]
+        self.emit(
+            Kind.LOAD_WEIGHTS,
+            Resource.SSD_READ,
+            unit=unit,
+            reads=[*sources, Buffer("ssd_frozen", unit)],
+            writes=[slot],
+            bytes=self.shape.units[unit].weight_bytes,
+        )
+        return slot
+
+    def prefetch_weights(self, unit: int) -> None:
+        """Load a unit's weights early where a slot is free."""
+        if self._free["weights"]:
+            self.load_weights(unit)
+
+    def drop_weights(self, unit: int) -> None:
+        """Give back a unit's weight slot, if it holds one."""
+        if unit in self._loaded:
+            self.release(self._loaded.pop(unit))
+
+    def backward_loads(self, unit: int) -> bool:
+        """Whether a unit's weights are needed in the backward phase, by its backward or by its updates."""
+        sizes = self.shape.units[unit]
+        updates = bool(self.choices.prompt_chunks(sizes)) and not self.choices.wait_for_norm
+        return sizes.backward_needs_weights or updates
+
+    def _update(
+        self, unit: int, chunks: Iterable[int], *, gradient: Buffer | None, wait_for_norm: bool = False
+    ) -> None:
+        """AdamW on chunks of a unit whose weights are loaded.
+
+        The gradient is taken from the slot ``gradient``, or from where it was held when that is None.
+        """
+        sizes = self.shape.units[unit].chunks
+        on_ssd = self.choices.gradients == Tier.SSD
+        for chunk in chunks:
+            weights, state = self._loaded[unit], self.take("state")
+            home = Buffer("ssd_chunk", self.chunk_id(unit, chunk))
+            self.emit(
+                Kind.LOAD_STATE,
+                Resource.SSD_READ,
+                unit=unit,
+                chunk=chunk,
+                reads=[home],
+                writes=[state],
+                bytes=sizes[chunk].state_bytes,
+            )
+            source = gradient or self.held(unit, chunk)
+            if gradient is None and on_ssd:
+                source = self.take("gradient_chunk")
+                self.emit(
+                    Kind.LOAD_GRADIENT,
+                    Resource.SSD_READ,
+                    unit=unit,
+                    chunk=chunk,
+                    reads=[self.held(unit, chunk)],
+                    writes=[source],
+                    bytes=sizes[chunk].gradient_bytes,
+                )
+            norm = [Buffer("norm", self.units)] if wait_for_norm else []
+            self.emit(
+                Kind.UPDATE,
+                Resource.CPU,
+                unit=unit,
+                chunk=chunk,
+                reads=[source, state, weights, *norm],
+                writes=[state, weights],
+            )
+            if gradient is None:
+                self._drop_held(unit, chunk)
+                if on_ssd:
+                    self.release(source)
+            self.emit(
+                Kind.STORE_STATE,
+                Resource.SSD_WRITE,
+                unit=unit,
+                chunk=chunk,
+                reads=[weights, state],
+                writes=[home],
+                bytes=sizes[chunk].weight_bytes + sizes[chunk].state_bytes,
+            )
+            self.release(state)
+
+    def update_delayed(self, unit: int) -> None:
+        """The α share of the step before, for a unit whose weights are loaded."""
+        if self.pending:
+            self._update(unit, self.choices.delayed_chunks(self.shape.units[unit]), gradient=None)
+
+    def _drop_held(self, unit: int, chunk: int) -> None:
+        self.release(self.held(unit, chunk))
+        self._held.remove(self.held(unit, chunk))
+
+    def _hold_gradient(self, unit: int, chunks: Iterable[int], gradient: Buffer) -> None:
+        """Keep chunks of a unit's gradient where they wait for their update."""
+        for chunk in chunks:
+            target = self.held(unit, chunk)
+            self._held.add(target)
+            self.emit(
+                Kind.HOLD_GRADIENT,
+                Resource.SSD_WRITE if self.choices.gradients == Tier.SSD else Resource.CPU,
+                unit=unit,
+                chunk=chunk,
+                reads=[gradient],
+                writes=[target],
+                bytes=self.shape.units[unit].chunks[chunk].gradient_bytes,
+            )
+
+    def begin_gradient(self, unit: int, *, first: bool) -> Buffer:
+        """A slot for a unit's gradient: zeros, or the sum over the micro-batches so far."""
+        gradient = self.take("gradient")
+        if first or not self.shape.units[unit].chunks:
+            self.emit(Kind.ZERO_GRADIENT, Resource.CPU, unit=unit, writes=[gradient])
+            return gradient
+        for chunk, sizes in enumerate(self.shape.units[unit].chunks):
+            self.emit(
+                Kind.LOAD_GRADIENT,
+                Resource.SSD_READ if self.choices.gradients == Tier.SSD else Resource.CPU,
+                unit=unit,
+                chunk=chunk,
+                reads=[self.held(unit, chunk), *([gradient] if chunk else [])],
+                writes=[gradient],
+                bytes=sizes.gradient_bytes,
+            )
+            self._drop_held(unit, chunk)
+        return gradient
+
+    def end_gradient(self, unit: int, gradient: Buffer, *, last: bool) -> None:
+        """Give back a unit's gradient slot: complete after the ``last`` micro-batch, else kept as a partial sum."""
+        if last:
+            self._finish_gradient(unit, gradient)
+        else:
+            self._hold_gradient(unit, range(len(self.shape.units[unit].chunks)), gradient)
+        self.release(gradient)
+
+    def _finish_gradient(self, unit: int, gradient: Buffer) -> None:
+        """A unit's gradient is complete: its norm, then each chunk's update, now or later."""
+        sizes = self.shape.units[unit]
+        if unit == 0 and self.shape.tied:
+            tied = Buffer("tied_gradient", 0)
+            self.emit(Kind.ADD_TIED_GRADIENT, Resource.CPU, unit=0, reads=[tied, gradient], writes=[gradient])
+            self.release(tied)
+        norm = Buffer("norm", unit)
+        self.emit(Kind.GRADIENT_NORM, Resource.CPU, unit=unit, reads=[gradient], writes=[norm])
+        prompt, delayed = self.choices.prompt_chunks(sizes), self.choices.delayed_chunks(sizes)
+        if self.choices.wait_for_norm:
+            self._hold_gradient(unit, [*prompt, *delayed], gradient)
+        else:
+            self._hold_gradient(unit, delayed, gradient)
+            if prompt:
+                self.load_weights(unit)
+                self._update(unit, prompt, gradient=gradient)
+
+    def finish_step(self) -> None:
+        """The norm of the whole gradient, then the updates that waited for it."""
+        norms = [Buffer("norm", unit) for unit in range(self.units)]
+        total = Buffer("norm", self.units)
+        self.emit(Kind.TOTAL_NORM, Resource.CPU, reads=norms, writes=[total])
+        for norm in norms:
+            self.release(norm)
+        if self.choices.wait_for_norm:
+            for unit, sizes in enumerate(self.shape.units):
+                if self.choices.prompt_chunks(sizes):
+                    self.load_weights(unit)
+                    self._update(unit, self.choices.prompt_chunks(sizes), gradient=None, wait_for_norm=True)
+                    self.drop_weights(unit)
+        self.release(total)
+
+    def build(self, name: str) -> Schedule:
+        """The finished schedule."""
+        operations = tuple(
+            Operation(
+                index=index,
+                kind=draft.kind,
+                resource=draft.resource,
+                unit=draft.unit,
+                micro_batch=draft.micro_batch,
+                chunk=draft.chunk,
+                reads=draft.reads,
+                writes=draft.writes,
+                releases=tuple(draft.releases),
+                after=draft.after,
+                bytes=draft.bytes,
+            )
+            for index, draft in enumerate(self._drafts)
+        )
+        at_rest = {buffer for buffer in self._live_in if buffer.pool != "held"}
+        return Schedule(
+            name=name,
+            operations=operations,
+            pools=self.pools,
+            live_in=frozenset(self._live_in),
+            live_out=frozenset(at_rest | self._held),
+        )

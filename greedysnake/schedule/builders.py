@@ -1,0 +1,87 @@
+"""The schedules: the order in which units and micro-batches meet."""
+
+from collections.abc import Callable
+
+from greedysnake.schedule.builder import ScheduleBuilder
+from greedysnake.schedule.operations import Schedule
+from greedysnake.schedule.passes import Passes
+from greedysnake.schedule.shape import Choices, StepShape
+
+
+def build_vertical(shape: StepShape, choices: Choices, *, pending: bool) -> Schedule:
+    """One optimizer step with every micro-batch through a unit before any goes through the next.
+
+    A unit's weights cross SSD once in the forward and once in the backward, and its gradient is complete,
+    once, when its backward ends. Every other visit takes the micro-batches in reverse (the snake), so the
+    activation produced last is used first. Source: GreedySnake paper, arXiv 2512.17570.
+
+    Args:
+        shape: sizes of the step.
+        choices: what the plan decided.
+        pending: whether the step before left delayed gradients.
+    """
+    build = ScheduleBuilder(shape, choices, pending=pending)
+    passes = Passes(build)
+    natural = list(range(shape.micro_batches))
+
+    def order(visit: int) -> list[int]:
+        return natural[::-1] if choices.snake and visit % 2 else natural
+
+    head = build.units - 1
+    for unit in range(head):
+        passes.forward(unit, order(unit), first=True)
+    passes.head(order(head), first=True, last=True)
+    for unit in reversed(range(head)):
+        passes.backward(unit, order(2 * head - unit), first=True, last=True)
+    build.finish_step()
+    return build.build("vertical")
+
+
+def build_horizontal(shape: StepShape, choices: Choices, *, pending: bool) -> Schedule:
+    """One optimizer step with every unit visited by one micro-batch before the next begins.
+
+    The order of ZeRO-Infinity and of plain gradient accumulation: weights cross SSD twice for every
+    micro-batch, and partial gradients are put away and brought back in between.
+
+    Args:
+        shape: sizes of the step.
+        choices: what the plan decided.
+        pending: whether the step before left delayed gradients.
+    """
+    build = ScheduleBuilder(shape, choices, pending=pending, partial_sums=shape.micro_batches > 1)
+    passes = Passes(build)
+    head = build.units - 1
+    for m in range(shape.micro_batches):
+        first, last = m == 0, m == shape.micro_batches - 1
+        for unit in range(head):
+            passes.forward(unit, [m], first=first)
+        passes.head([m], first=first, last=last)
+        for unit in reversed(range(head)):
+            passes.backward(unit, [m], first=first, last=last)
+    build.finish_step()
+    return build.build("horizontal")
+
+
+def build_flush(shape: StepShape, choices: Choices) -> Schedule:
+    """The delayed updates alone: what is left to do after the last step."""
+    build = ScheduleBuilder(shape, choices, pending=True)
+    for unit, sizes in enumerate(shape.units):
+        if choices.delayed_chunks(sizes):
+            build.load_weights(unit)
+            build.update_delayed(unit)
+            build.drop_weights(unit)
+    return build.build("flush")
+
+
+def build_evaluation(shape: StepShape, choices: Choices) -> Schedule:
+    """Loss of micro-batches, without gradients; no update may be pending."""
+    build = ScheduleBuilder(shape, choices, pending=False)
+    passes = Passes(build)
+    order = list(range(shape.micro_batches))
+    for unit in range(build.units - 1):
+        passes.forward(unit, order, first=False, keep=False)
+    passes.loss(order)
+    return build.build("evaluation")
+
+
+BUILDERS: dict[str, Callable[..., Schedule]] = {"vertical": build_vertical, "horizontal": build_horizontal}

@@ -1,0 +1,138 @@
+"""What a step is made of: operations on named buffers, as frozen data.
+
+A schedule says *what* happens, *where* (which resource), on *which buffers* and *after what*. It knows
+nothing of tensors or files: the executor runs it, a simulator can time it, a picture can show it, and
+:mod:`greedysnake.schedule.validate` proves that it never races, all from the same list.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Resource(StrEnum):
+    """What an operation occupies; operations of one resource run in the order of the schedule."""
+
+    COMPUTE = "compute"
+    H2D = "h2d"
+    D2H = "d2h"
+    SSD_READ = "ssd_read"
+    SSD_WRITE = "ssd_write"
+    CPU = "cpu"
+
+
+class Tier(StrEnum):
+    """Where bytes live."""
+
+    DEVICE = "device"
+    HOST = "host"
+    SSD = "ssd"
+
+
+class Kind(StrEnum):
+    """What an operation does."""
+
+    LOAD_WEIGHTS = "load_weights"
+    FORWARD = "forward"
+    HEAD = "head"  # forward, loss and backward of the head, one micro-batch
+    LOSS = "loss"  # forward and loss of the head, without backward
+    BACKWARD = "backward"  # recompute and backward of a unit, one micro-batch
+    STORE_BOUNDARY = "store_boundary"
+    LOAD_BOUNDARY = "load_boundary"
+    ZERO_GRADIENT = "zero_gradient"
+    ADD_TIED_GRADIENT = "add_tied_gradient"
+    GRADIENT_NORM = "gradient_norm"
+    TOTAL_NORM = "total_norm"
+    HOLD_GRADIENT = "hold_gradient"  # keep a chunk's gradient until its update
+    LOAD_GRADIENT = "load_gradient"
+    LOAD_STATE = "load_state"
+    UPDATE = "update"  # AdamW on one chunk
+    STORE_STATE = "store_state"  # a chunk's new weights and state
+
+
+@dataclass(frozen=True, order=True)
+class Buffer:
+    """One slot of a pool: the unit of memory that operations read, write and release."""
+
+    pool: str
+    slot: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """Memory reserved before the first step: ``slot_bytes[i]`` bytes for slot ``i``, all in one tier."""
+
+    tier: Tier
+    slot_bytes: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all slots together."""
+        return sum(self.slot_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One entry of a schedule.
+
+    Attributes:
+        index: position in the schedule.
+        unit: unit it works on, ``None`` for the whole model.
+        micro_batch: micro-batch it works on, if any.
+        chunk: optimizer chunk of the unit, if any.
+        reads: buffers whose content it needs.
+        writes: buffers that it fills or changes (a buffer changed in place is in ``reads`` too).
+        releases: buffers whose content nobody needs after it.
+        after: indices of the operations that must have ended before it starts.
+        bytes: bytes it moves, for operations that move any.
+    """
+
+    index: int
+    kind: Kind
+    resource: Resource
+    unit: int | None = None
+    micro_batch: int | None = None
+    chunk: int | None = None
+    reads: tuple[Buffer, ...] = ()
+    writes: tuple[Buffer, ...] = ()
+    releases: tuple[Buffer, ...] = ()
+    after: tuple[int, ...] = ()
+    bytes: int = 0
+
+    def __str__(self) -> str:
+        words = [f"{self.index}: {self.kind}"]
+        words += [f"unit {self.unit}"] if self.unit is not None else []
+        words += [f"micro-batch {self.micro_batch}"] if self.micro_batch is not None else []
+        words += [f"chunk {self.chunk}"] if self.chunk is not None else []
+        return " ".join(words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The ordered operations of one step.
+
+    Attributes:
+        name: the builder's name, ``"vertical"`` or ``"horizontal"``.
+        operations: what happens, in an order in which it could all be done one by one.
+        pools: the memory that it happens in, by pool name.
+        live_in: buffers that hold content when the step begins (SSD state, delayed gradients).
+        live_out: buffers that hold content when it has ended.
+    """
+
+    name: str
+    operations: tuple[Operation, ...]
+    pools: dict[str, Pool] = field(hash=False)
+    live_in: frozenset[Buffer]
+    live_out: frozenset[Buffer]
+
+    def reserved_bytes(self, tier: Tier) -> int:
+        """Bytes of all pools of a tier: what is reserved, whatever is live."""
+        return sum(pool.bytes for pool in self.pools.values() if pool.tier == tier)
+
+    def backward_order(self, unit: int) -> list[int]:
+        """Micro-batches in the order in which their gradients are added for ``unit``."""
+        kinds = (Kind.BACKWARD, Kind.HEAD)
+        return [
+            operation.micro_batch
+            for operation in self.operations
+            if operation.kind in kinds and operation.unit == unit and operation.micro_batch is not None
+        ]

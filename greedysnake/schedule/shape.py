@@ -1,0 +1,115 @@
+"""What a schedule is built from: sizes of the model's units, and the choices of the plan."""
+
+from dataclasses import dataclass
+
+from greedysnake.schedule.operations import Tier
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkShape:
+    """Bytes of one optimizer chunk: a run of parameters that is updated as one.
+
+    Attributes:
+        weight_bytes: its weights.
+        state_bytes: master remainder (or nothing, in float32) and both Adam moments.
+        gradient_bytes: its float32 gradient.
+    """
+
+    weight_bytes: int
+    state_bytes: int
+    gradient_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitShape:
+    """Sizes of a unit; the unit's weights and gradients are those of its chunks, end to end.
+
+    Attributes:
+        chunks: its optimizer chunks.
+        frozen_weight_bytes: weights that no optimizer updates.
+        backward_needs_weights: whether its backward reads its weights (an embedding's does not).
+    """
+
+    chunks: tuple[ChunkShape, ...]
+    frozen_weight_bytes: int = 0
+    backward_needs_weights: bool = True
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the unit's weights."""
+        return self.frozen_weight_bytes + sum(chunk.weight_bytes for chunk in self.chunks)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the unit's float32 gradient."""
+        return sum(chunk.gradient_bytes for chunk in self.chunks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepShape:
+    """A step's sizes.
+
+    Attributes:
+        units: embedding, decoder units, head.
+        micro_batches: M.
+        boundary_bytes: the activation between two units for one micro-batch.
+        tied: whether the head uses the embedding's weights too.
+    """
+
+    units: tuple[UnitShape, ...]
+    micro_batches: int
+    boundary_bytes: int
+    tied: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.units) < 3:
+            raise ValueError(
+                f"a step has an embedding, at least one decoder unit and a head; got {len(self.units)} units"
+            )
+        if self.micro_batches < 1:
+            raise ValueError(f"micro_batches must be at least 1, got {self.micro_batches}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """What the plan decided about a step.
+
+    Attributes:
+        delayed_share: α, the part of each unit's chunks that is updated in the next step's forward.
+        wait_for_norm: whether no chunk may be updated before the whole gradient's norm is known (clipping).
+        boundaries: the tier that keeps boundaries from forward to backward, host or ssd.
+        gradients: the tier that keeps gradients until their update, host or ssd.
+        snake: whether every other unit takes the micro-batches in reverse.
+        weight_slots, gradient_slots, state_slots: buffers of each kind; they bound how far I/O may run ahead.
+    """
+
+    delayed_share: float = 0.0
+    wait_for_norm: bool = False
+    boundaries: Tier = Tier.HOST
+    gradients: Tier = Tier.HOST
+    snake: bool = True
+    weight_slots: int = 2
+    gradient_slots: int = 1
+    state_slots: int = 2
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.delayed_share <= 1:
+            raise ValueError(f"delayed_share must lie between 0 and 1, got {self.delayed_share}")
+        for name in ("weight_slots", "gradient_slots", "state_slots"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("boundaries", "gradients"):
+            if getattr(self, name) not in (Tier.HOST, Tier.SSD):
+                raise ValueError(f"{name} must live in host or ssd, got {getattr(self, name)}")
+
+    def first_delayed(self, chunks: int) -> int:
+        """Index of a unit's first delayed chunk: the last α of its chunks are, to the nearest whole chunk."""
+        return chunks - round(self.delayed_share * chunks)
+
+    def delayed_chunks(self, unit: UnitShape) -> range:
+        """Chunks of ``unit`` whose update is delayed into the next step."""
+        return range(self.first_delayed(len(unit.chunks)), len(unit.chunks))
+
+    def prompt_chunks(self, unit: UnitShape) -> range:
+        """Chunks of ``unit`` that are updated in the step that computed their gradient."""
+        return range(self.first_delayed(len(unit.chunks)))

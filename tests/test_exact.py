@@ -1,0 +1,114 @@
+"""Parameters after training are bitwise those of plain PyTorch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from architectures import random_batches, small_config
+from plain import PlainTrainer
+from transformers import AutoModelForCausalLM
+
+from greedysnake import AdamW, LearningRate, Trainer
+from greedysnake.schedule import Schedule
+
+REQUIRED = [
+    "gpt2",
+    "opt",
+    "gpt_neox",
+    "llama",
+    "llama_tied",
+    "qwen3",
+    "gemma2",
+    "gemma3_text",
+    "phi3",
+    "olmo2",
+    "mixtral",
+    "deepseek_v3",
+]
+MORE = ["gpt2_dropout", "opt_projected", "bloom", "gemma4_shared"]
+
+
+@dataclass(frozen=True)
+class Case:
+    schedule: str = "vertical"
+    delayed_share: float = 0.0
+    layers_per_unit: int = 1
+    max_grad_norm: float | None = 0.2
+    boundaries: str | None = None
+    gradients: str | None = None
+    snake: bool = True
+
+    def __str__(self) -> str:
+        return "-".join(str(value) for value in vars(self).values())
+
+
+CASES = [
+    *(
+        Case(schedule, share, layers)
+        for schedule in ("vertical", "horizontal")
+        for share in (0.0, 0.3, 1.0)
+        for layers in (1, 2)
+    ),
+    Case(delayed_share=0.3, layers_per_unit=3, max_grad_norm=None),
+    Case(delayed_share=0.3, boundaries="ssd", gradients="ssd"),
+    Case("horizontal", 0.3, 2, None, "ssd", "ssd"),
+    Case(snake=False, delayed_share=1.0, gradients="ssd"),
+]
+
+
+def train_both(name: str, case: Case, folder: Path, steps: int = 5) -> None:
+    settings = AdamW(lr=2e-3, weight_decay=0.1, max_grad_norm=case.max_grad_norm)
+    rate = LearningRate(peak=2e-3, shape="cosine", steps=steps, warmup_steps=2)
+    trainer = Trainer(
+        small_config(name),
+        folder / "store",
+        optimizer=settings,
+        learning_rate=rate,
+        dtype="float32",
+        delayed_share=case.delayed_share,
+        schedule=case.schedule,
+        layers_per_unit=case.layers_per_unit,
+        snake=case.snake,
+        boundaries=case.boundaries,
+        gradients=case.gradients,
+        chunk_elements=8192,
+        seed=3,
+    )
+    trainer.save_pretrained(folder / "before")
+    plain = PlainTrainer(
+        AutoModelForCausalLM.from_pretrained(folder / "before", dtype=torch.float32), settings, seed=3, lr=rate.at
+    )
+    any_clipped = False
+    for step, batch in enumerate(random_batches(steps)):
+        result = trainer.step(batch)
+        schedule: Schedule = trainer.plan.build(pending=step > 0)
+        unit_of = {slot.name: u for u, layout in enumerate(trainer.skeleton.layouts) for slot in layout.parameters}
+        unit_of["head"] = len(trainer.skeleton.layouts) - 1
+        loss = plain.step(batch, lambda parameter: schedule.backward_order(unit_of[parameter]))  # noqa: B023
+        assert result.skipped is None
+        any_clipped |= result.clipped
+        assert result.loss == pytest.approx(loss, rel=1e-6)
+    if case.max_grad_norm is not None:
+        assert any_clipped
+    trainer.save_pretrained(folder / "after")
+    trainer.close()
+    ours = AutoModelForCausalLM.from_pretrained(folder / "after", dtype=torch.float32).state_dict()
+    theirs = plain.model.state_dict()
+    assert ours.keys() == theirs.keys()
+    different = [key for key in theirs if not torch.equal(ours[key], theirs[key])]
+    assert not different
+    before = AutoModelForCausalLM.from_pretrained(folder / "before", dtype=torch.float32).state_dict()
+    assert any(not torch.equal(before[key], theirs[key]) for key in theirs)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("name", ["llama", "llama_tied"])
+def test_every_way_of_running_a_step_is_bitwise_plain_pytorch(name, case, tmp_path):
+    train_both(name, case, tmp_path)
+
+
+@pytest.mark.parametrize("name", REQUIRED + MORE)
+@pytest.mark.parametrize("case", [Case(delayed_share=0.3), Case("horizontal", 0.3, 2, boundaries="host")], ids=str)
+def test_every_architecture_is_bitwise_plain_pytorch(name, case, tmp_path):
+    train_both(name, case, tmp_path)
