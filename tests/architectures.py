@@ -39,9 +39,7 @@ _GPT2 = {
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", _GPT2 | {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}),
     "gpt2_dropout": ("gpt2", _GPT2),
-    "opt": _decoder(
-        "opt", "num_key_value_heads", "intermediate_size", ffn_dim=96, word_embed_proj_dim=64, dropout=0.0
-    ),
+    "opt": _decoder("opt", "num_key_value_heads", "intermediate_size", ffn_dim=96, word_embed_proj_dim=64, dropout=0.0),
     "opt_projected": _decoder(
         "opt",
         "num_key_value_heads",
@@ -95,7 +93,9 @@ def small_config(name: str, **settings: Any) -> PretrainedConfig:
     return AutoConfig.for_model(model_type, **{**values, **settings})
 
 
-def random_batches(steps: int, micro_batches: int = 4, *, seed: int = 0, padding: bool = True) -> list[list[dict[str, Tensor]]]:
+def random_batches(
+    steps: int, micro_batches: int = 4, *, seed: int = 0, padding: bool = True
+) -> list[list[dict[str, Tensor]]]:
     """Micro-batches of uneven lengths, some rows padded on the left or right."""
     generator = torch.Generator().manual_seed(seed)
     made = []

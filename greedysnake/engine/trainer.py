@@ -157,6 +157,16 @@ class Trainer:
             self._store.close()
             raise
 
+    @property
+    def storage(self) -> Path:
+        """The storage folder."""
+        return self._store.folder
+
+    @property
+    def disk_bytes(self) -> int:
+        """Disk reserved in the storage folder."""
+        return self._store.disk_bytes
+
     # Training
 
     def step(self, micro_batches: Sequence[MicroBatch]) -> StepResult:
@@ -346,7 +356,8 @@ class Trainer:
         if self._skipped >= self._max_skipped:
             raise NonFiniteError(
                 f"{self._skipped} steps in a row were skipped, the last one (step {self.steps_done}) because "
-                f"{skipped}. The state before them is kept. Lower optimizer.lr, set optimizer.max_grad_norm, or look at the data"
+                f"{skipped}. The state before them is kept. Lower optimizer.lr, set optimizer.max_grad_norm, or look "
+                f"at the data"
             )
 
     def _prepare(self, batch: BatchShape) -> Plan:

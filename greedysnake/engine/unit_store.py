@@ -67,7 +67,8 @@ def write_unit(store: Store, unit: int, layout: UnitLayout, master: Tensor) -> N
             typed.copy_(chunk.gradient(master))
         else:
             split_master(chunk.gradient(master), typed, own_state[: 2 * chunk.elements].view(torch.int16))
-        store.write(chunk_key(unit, index), [own_weights, own_state]).wait()  # moments stay zero
+        own_state[-8 * chunk.elements :].zero_()  # both moments
+        store.write(chunk_key(unit, index), [own_weights, own_state]).wait()
 
 
 def read_unit_weights(store: Store, unit: int, layout: UnitLayout) -> dict[str, Tensor]:

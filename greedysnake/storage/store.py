@@ -73,6 +73,11 @@ class Store:
             self.close()
             raise
 
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of disk that the files take."""
+        return store_bytes(self._extents, self._scratch)
+
     def _open_scratch(self) -> None:
         size = self._place(self._scratch)
         self._files.append(BlockFile(self.folder / SCRATCH_NAME, self._pool, size=size))

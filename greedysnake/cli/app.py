@@ -1,0 +1,107 @@
+"""The command line: one function a verb."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from greedysnake import __version__
+from greedysnake.errors import GreedySnakeError
+
+app = typer.Typer(
+    name="greedysnake",
+    help="Train language models that fit in no memory, streamed from SSD.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"greedysnake {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Train language models that fit in no memory, streamed from SSD."""
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Argument(help="The run's settings, a YAML file (see docs/config.md and examples/).")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, like training.steps=20.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")] = False,
+) -> None:
+    """Train a model as CONFIG says."""
+    from greedysnake.cli.training import run_training
+    from greedysnake.config import load_config
+
+    settings = load_config(config, overrides or [])
+    summary, _ = run_training(settings, Console(stderr=as_json))
+    if as_json:
+        typer.echo(json.dumps(summary))
+        return
+    console = Console()
+    rate = summary["tokens_per_second"]
+    console.print(
+        f"Done: {summary['steps']} steps, loss {summary['first_loss']:.4f} -> {summary['last_loss']:.4f}, "
+        f"{rate:,.0f} tokens/s. Everything is in {settings.run}.\n"
+        f"Next: greedysnake export {settings.run} OUT",
+        highlight=False,
+    ) if summary["last_loss"] is not None else console.print(f"No step was completed; see {settings.run}.")
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    out: Annotated[Path, typer.Argument(help="Folder to create; transformers' from_pretrained loads it.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+) -> None:
+    """Write a run's trained model to a folder that transformers loads."""
+    from greedysnake.cli.exporting import export_run
+
+    report = export_run(run, out)
+    if as_json:
+        typer.echo(json.dumps(report))
+        return
+    console = Console()
+    if report["updates_pending"]:
+        console.print(
+            "Note: the run ended without closing, so the delayed part of its last update is not in these weights.",
+            highlight=False,
+        )
+    console.print(f"Wrote the model after step {report['steps_done']} to {out}.", highlight=False)
+
+
+@app.command()
+def demo(
+    run: Annotated[
+        Path | None, typer.Option(help="Run folder to create; default: a new greedysnake-demo folder.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps; default: as many as take a few minutes.")] = None,
+) -> None:
+    """Train a small Llama from SSD on Python's own source, and show the result."""
+    from greedysnake.cli.demo import run_demo
+
+    run_demo(run, steps, Console())
+
+
+def main() -> None:
+    """Entry point: a user's mistake gives one message, not a traceback."""
+    try:
+        app()
+    except GreedySnakeError as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(1)
