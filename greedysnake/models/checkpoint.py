@@ -1,7 +1,8 @@
 """Pretrained model folders, read unit by unit without ever holding the model."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 from transformers.modeling_utils import LoadStateDictConfig
+from transformers.utils import logging as transformers_logging
 
 from greedysnake.errors import ModelError
 from greedysnake.models.skeleton import Skeleton, empty_model
@@ -123,7 +125,8 @@ class Checkpoint:
                 pieces[key] = opened[path].get_slice(key)
             mapping = get_model_conversion_mapping(self._empty)
             settings = LoadStateDictConfig(weight_mapping=mapping, dtype=torch.float32)
-            info = convert_and_load_state_dict_in_model(self._empty, pieces, settings)
+            with _no_progress_bar():  # transformers shows one for each call, so one for each unit
+                info, _ = convert_and_load_state_dict_in_model(self._empty, pieces, settings)
         except (SafetensorError, OSError, RuntimeError, ValueError) as error:
             raise ModelError(f"the weights in the model folder {self._folder} cannot be read: {error}") from error
         problems = [*map(str, info.mismatched_keys), *map(str, info.conversion_errors), *map(str, info.error_msgs)]
@@ -131,6 +134,17 @@ class Checkpoint:
             raise ModelError(
                 f"weights in the model folder {self._folder} do not fit its config: {'; '.join(problems[:3])}"
             )
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
 
 
 def _weight_files(folder: Path) -> dict[str, Path]:
