@@ -49,18 +49,19 @@ def train(
     from greedysnake.config import load_config
 
     settings = load_config(config, overrides or [])
-    summary, _ = run_training(settings, Console(stderr=as_json))
+    summary, _ = run_training(settings, Console(stderr=as_json, soft_wrap=True, highlight=False))
     if as_json:
         typer.echo(json.dumps(summary))
         return
-    console = Console()
-    rate = summary["tokens_per_second"]
+    console = Console(soft_wrap=True, highlight=False)
+    if summary["last_loss"] is None:
+        console.print(f"No step changed the weights; see {settings.run}.")
+        return
     console.print(
         f"Done: {summary['steps']} steps, loss {summary['first_loss']:.4f} -> {summary['last_loss']:.4f}, "
-        f"{rate:,.0f} tokens/s. Everything is in {settings.run}.\n"
-        f"Next: greedysnake export {settings.run} OUT",
-        highlight=False,
-    ) if summary["last_loss"] is not None else console.print(f"No step was completed; see {settings.run}.")
+        f"{summary['tokens_per_second']:,.0f} tokens/s. Everything is in {settings.run}.\n"
+        f"Next: greedysnake export {settings.run} OUT"
+    )
 
 
 @app.command()
@@ -76,13 +77,12 @@ def export(
     if as_json:
         typer.echo(json.dumps(report))
         return
-    console = Console()
+    console = Console(soft_wrap=True, highlight=False)
     if report["updates_pending"]:
         console.print(
-            "Note: the run ended without closing, so the delayed part of its last update is not in these weights.",
-            highlight=False,
+            "Note: the run ended without closing, so the delayed part of its last update is not in these weights."
         )
-    console.print(f"Wrote the model after step {report['steps_done']} to {out}.", highlight=False)
+    console.print(f"Wrote the model after step {report['steps_done']} to {out}.")
 
 
 @app.command()
@@ -95,7 +95,7 @@ def demo(
     """Train a small Llama from SSD on Python's own source, and show the result."""
     from greedysnake.cli.demo import run_demo
 
-    run_demo(run, steps, Console())
+    run_demo(run, steps, Console(soft_wrap=True, highlight=False))
 
 
 def main() -> None:

@@ -32,7 +32,6 @@ def run_demo(run: Path | None, steps: int | None, console: Console) -> None:
     console.print(
         "GreedySnake demo: a small Llama learns Python from the standard library's own source.\n"
         "Weights, master weights and both Adam moments live in files; layers pass through memory one by one.",
-        highlight=False,
     )
     summary, evaluations = run_training(demo_config(folder, steps or STEPS), console)
     if not evaluations:
@@ -40,8 +39,8 @@ def run_demo(run: Path | None, steps: int | None, console: Console) -> None:
     export_run(folder, folder / "model")
     before, after = evaluations[0][1], evaluations[-1][1]
     console.print(f"\nLoss on held-out text: {before:.3f} before, {after:.3f} after {summary['steps']} steps.")
-    console.print(f"What it writes now, given {PROMPT!r}:\n", highlight=False)
-    console.print(escape(_sample(folder / "model")), style="green", highlight=False)
+    console.print(f"What it writes now, given {PROMPT!r}:\n")
+    console.print(escape(_sample(folder / "model")), style="green")
     console.print(
         f"\nIn {time.perf_counter() - start:.0f} s, all in {folder}/:\n"
         f"  {LOSS_PICTURE}       the loss curve\n"
@@ -49,7 +48,6 @@ def run_demo(run: Path | None, steps: int | None, console: Console) -> None:
         f"  trace.json     the same, for https://ui.perfetto.dev\n"
         f"  metrics.jsonl  a line a step\n"
         f"  model/         the trained model, for transformers' from_pretrained",
-        highlight=False,
     )
 
 

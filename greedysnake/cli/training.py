@@ -100,11 +100,11 @@ def run_training(config: RunConfig, console: Console) -> tuple[dict[str, Any], l
         (run / "config.yaml").write_text(dump_config(config))
         inputs = prepare_inputs(config)
         inputs.tokenizer.save_pretrained(run / TOKENIZER_FOLDER)
-        console.print(_describe_data(inputs.batches), highlight=False)
+        console.print(_describe_data(inputs.batches))
         trainer = make_trainer(config, inputs)
         plan = trainer.plan.as_json() if trainer.plan else {}
         write_json_atomic(run / "plan.json", plan)
-        console.print(_describe_plan(trainer, config), highlight=False)
+        console.print(_describe_plan(trainer, config))
     except BaseException:
         if trainer is not None:
             trainer.close()

@@ -194,6 +194,8 @@ class StreamedModel:
             return work.coroutine.switch()
         except UnsupportedCallError as error:
             raise self._refusal(str(error)) from error
+        except RuntimeError as error:  # it used weights of a unit that is not in memory, say
+            raise self._refusal(f"its forward fails when it is run unit by unit ({error})") from error
 
     def _make_forward(self, index: int) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:

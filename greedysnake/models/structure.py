@@ -126,7 +126,8 @@ def _run_to_first_layer(model: PreTrainedModel, first: nn.Module) -> tuple[set[i
     used = _UsedTensors()
     first.forward = stop
     try:
-        with used, torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+        with torch.random.fork_rng(devices=[]), used, hooks:  # its dropout must not disturb the caller's numbers
             model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False)
     except _FirstLayerReached:
         return used.storages, saved

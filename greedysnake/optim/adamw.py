@@ -4,6 +4,7 @@ The arithmetic is torch's fused kernel through its public functional form, one l
 so that the numbers are those of ``torch.optim.AdamW(fused=True)``.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -36,14 +37,14 @@ class AdamW:
 
     def __post_init__(self) -> None:
         problems = []
-        if not self.lr >= 0:
-            problems.append(f"lr must not be negative, got {self.lr}")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            problems.append(f"betas must lie in [0, 1), got {self.betas}")
-        if not self.eps > 0:
-            problems.append(f"eps must be positive, got {self.eps}")
-        if not self.weight_decay >= 0:
-            problems.append(f"weight_decay must not be negative, got {self.weight_decay}")
+        if not 0 <= self.lr < math.inf:
+            problems.append(f"lr must be a number from 0, got {self.lr}")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            problems.append(f"betas must be two numbers in [0, 1), got {self.betas}")
+        if not 0 < self.eps < math.inf:
+            problems.append(f"eps must be a positive number, got {self.eps}")
+        if not 0 <= self.weight_decay < math.inf:
+            problems.append(f"weight_decay must be a number from 0, got {self.weight_decay}")
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             problems.append(f"max_grad_norm must be positive, or None for no clipping, got {self.max_grad_norm}")
         if problems:

@@ -14,7 +14,7 @@ class GradientNorm:
     Attributes:
         norm: two-norm over all parameters, before clipping.
         clip: factor that clipping scales the gradient by, at most 1.
-        finite: whether every gradient is finite.
+        finite: whether the norm is: no gradient is infinite or NaN, nor so large that the norm overflows.
     """
 
     norm: float

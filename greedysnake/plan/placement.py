@@ -74,6 +74,7 @@ class Plan:
             "schedule": self.schedule,
             "batch": asdict(self.batch),
             "choices": asdict(self.choices),
+            "delayed_parameters_share": self._delayed_parameters_share(),
             "units": len(self.shape.units),
             "host_memory": {
                 "budget_bytes": self.host_budget,
@@ -89,6 +90,12 @@ class Plan:
             },
             "reasons": list(self.reasons),
         }
+
+    def _delayed_parameters_share(self) -> float:
+        """The part of all parameters that is delayed, once α has been rounded to whole chunks of each unit."""
+        units = self.shape.units
+        delayed = sum(unit.chunks[c].gradient_bytes for unit in units for c in self.choices.delayed_chunks(unit))
+        return delayed / sum(unit.gradient_bytes for unit in units)
 
 
 def make_plan(skeleton: Skeleton, batch: BatchShape, request: PlanRequest) -> Plan:

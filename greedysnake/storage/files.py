@@ -4,9 +4,10 @@ import errno
 import logging
 import os
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from greedysnake.errors import StorageError
@@ -30,11 +31,12 @@ class Transfer:
         self._pieces = pieces
 
     def wait(self) -> None:
-        """Return when every piece has been moved.
+        """Return when every piece has been moved; the memory is free for other use then, also after an error.
 
         Raises:
             StorageError: a piece could not be moved.
         """
+        wait(self._pieces)
         for piece in self._pieces:
             piece.result()
 
@@ -54,6 +56,7 @@ class BlockFile:
     def __init__(self, path: Path, pool: ThreadPoolExecutor, *, size: int | None) -> None:
         self.path = path
         self._pool = pool
+        self._fd = -1
         flags = os.O_RDONLY if size is None else os.O_RDWR | os.O_CREAT
         self.direct = True
         try:
@@ -65,10 +68,14 @@ class BlockFile:
                 self._fall_back(flags)
         except OSError as error:
             raise StorageError(f"cannot open {path}: {error.strerror}") from error
-        if size is not None:
-            self._preallocate(size)
-            if self.direct and size:
+        try:
+            if size is not None:
+                self._preallocate(size)
+            if self.direct:
                 self._try_direct(flags)
+        except BaseException:
+            self.close()
+            raise
 
     def _fall_back(self, flags: int) -> None:
         self.direct = False
@@ -85,7 +92,6 @@ class BlockFile:
             if size:
                 os.posix_fallocate(self._fd, 0, size)
         except OSError as error:
-            self.close()
             raise StorageError(
                 f"cannot reserve {size:,} bytes for {self.path}: {error.strerror}. "
                 f"Free space there, or choose another folder with engine.storage"
@@ -98,8 +104,11 @@ class BlockFile:
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise StorageError(f"cannot read {self.path}: {error.strerror}") from error
-            os.close(self._fd)
-            self._fall_back(flags)
+            self.close()
+            try:
+                self._fall_back(flags)
+            except OSError as second:
+                raise StorageError(f"cannot open {self.path}: {second.strerror}") from second
 
     def read(self, into: Tensor, offset: int) -> list[Future[None]]:
         """Fill ``into`` (uint8, contiguous) from byte ``offset``; one future for each piece."""
@@ -110,6 +119,10 @@ class BlockFile:
         return self._submit(self._write_piece, data, offset)
 
     def _submit(self, move: Callable[[memoryview, int], None], data: Tensor, offset: int) -> list[Future[None]]:
+        if data.dtype != torch.uint8 or not data.is_contiguous():
+            raise ValueError(
+                f"{self.path}: transfer of a {data.dtype} tensor with strides {data.stride()}, not of bytes"
+            )
         count = data.numel()
         if offset % BLOCK_BYTES or count % BLOCK_BYTES or data.data_ptr() % BLOCK_BYTES:
             raise ValueError(

@@ -8,6 +8,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from greedysnake.errors import StorageError
+from greedysnake.storage.memory import BLOCK_BYTES
 
 FORMAT_VERSION = 1
 FILE_NAME = "manifest.json"
@@ -38,10 +39,11 @@ class Manifest(BaseModel):
         Raises:
             StorageError: the folder cannot be written.
         """
+        content = self.model_dump_json().encode()
         temporary = folder / f".{FILE_NAME}.{os.getpid()}"
         try:
-            with open(temporary, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-                file.write(self.model_dump_json())
+            with open(temporary, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, folder / FILE_NAME)
@@ -62,7 +64,7 @@ class Manifest(BaseModel):
         """
         path = folder / FILE_NAME
         try:
-            raw = json.loads(path.read_text())
+            raw = json.loads(path.read_bytes())
         except FileNotFoundError as error:
             raise StorageError(
                 f"{folder} holds no committed store: {FILE_NAME} is missing. A run commits after every step; "
@@ -82,6 +84,9 @@ class Manifest(BaseModel):
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
             raise StorageError(f"{path} is damaged at {where!r}: {first['msg']}") from error
+        sizes = dict(manifest.extents)
+        if len(sizes) != len(manifest.extents) or any(size < 0 or size % BLOCK_BYTES for size in sizes.values()):
+            raise StorageError(f"{path} is damaged: its extents are not distinct names of whole blocks")
         if len(manifest.slots) != len(manifest.extents) or not set(manifest.slots) <= {0, 1}:
             raise StorageError(f"{path} is damaged: its slots do not match its extents")
         return manifest

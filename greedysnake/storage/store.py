@@ -5,6 +5,7 @@ one rename) copies nothing and a crash or a rollback at any instant leaves the l
 Scratch extents have one slot and no promise. The store knows bytes by key and nothing of models.
 """
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -54,23 +55,24 @@ class Store:
         self.folder = folder
         self.read_bytes = 0
         self.written_bytes = 0
-        self._lock = lock
+        self._lock = lock  # closed by close(), or by whoever made the store if making it fails
+        self._commit_error: StorageError | None = None
         self._run = manifest.run
         self._extents = dict(manifest.extents)
         self._committed = dict(zip(self._extents, manifest.slots, strict=True))
         self._current = dict(self._committed)
-        self._scratch = dict(scratch)
-        self._offsets: dict[str, int] = {}
-        size = self._place(self._extents)
+        self._scratch: dict[str, int] = {}
+        self._offsets = _place(self._extents)
+        size = sum(self._extents.values())
         self._pool = ThreadPoolExecutor(IO_THREADS, thread_name_prefix="greedysnake-io")
         self._files: list[BlockFile] = []
         try:
             for name in SLOT_NAMES:
                 self._files.append(BlockFile(folder / name, self._pool, size=size if create else None))
             if create:
-                self._open_scratch()
+                self._open_scratch(scratch)
         except BaseException:
-            self.close()
+            self._close_files()
             raise
 
     @property
@@ -78,9 +80,13 @@ class Store:
         """Bytes of disk that the files take."""
         return store_bytes(self._extents, self._scratch)
 
-    def _open_scratch(self) -> None:
-        size = self._place(self._scratch)
-        self._files.append(BlockFile(self.folder / SCRATCH_NAME, self._pool, size=size))
+    def _open_scratch(self, scratch: Mapping[str, int]) -> None:
+        offsets = _place(scratch)
+        if twice := offsets.keys() & self._extents.keys():
+            raise ValueError(f"extents {sorted(twice)} are both durable and scratch")
+        self._files.append(BlockFile(self.folder / SCRATCH_NAME, self._pool, size=sum(scratch.values())))
+        self._scratch = dict(scratch)
+        self._offsets |= offsets
 
     def reserve_scratch(self, scratch: Mapping[str, int]) -> None:
         """Replace the scratch extents; what they held is lost.
@@ -88,23 +94,15 @@ class Store:
         Raises:
             StorageError: the disk is too small; the store has no scratch extents then.
         """
-        self._files.pop().close()
+        for file in self._files[2:]:
+            file.close()
+        del self._files[2:]
         (self.folder / SCRATCH_NAME).unlink(missing_ok=True)
         for key in self._scratch:
             del self._offsets[key]
-        self._scratch = dict(scratch)
+        self._scratch = {}
         _check_free(self.folder, sum(scratch.values()))
-        self._open_scratch()
-
-    def _place(self, extents: Mapping[str, int]) -> int:
-        """Lay extents end to end; the file's size."""
-        end = 0
-        for key, size in extents.items():
-            if size % BLOCK_BYTES:
-                raise ValueError(f"extent {key!r} has {size} bytes, which is not a multiple of {BLOCK_BYTES}")
-            self._offsets[key] = end
-            end += size
-        return end
+        self._open_scratch(scratch)
 
     @classmethod
     def create(cls, folder: Path, *, run: str, durable: Mapping[str, int], scratch: Mapping[str, int]) -> Self:
@@ -129,19 +127,9 @@ class Store:
                     f"{folder} already holds the store of another run. Choose another folder with engine.storage, "
                     f"or delete this one if its run is not needed any more"
                 )
-            for stale in (
-                "slot0.bin",
-                "slot1.bin",
-                "scratch.bin",
-            ):  # of a run that ended before its first commit
+            for stale in (*SLOT_NAMES, SCRATCH_NAME):  # of a run that ended before its first commit
                 (folder / stale).unlink(missing_ok=True)
-            needed, free = store_bytes(durable, scratch), shutil.disk_usage(folder).free
-            if needed > free:
-                raise StorageError(
-                    f"{folder}: the run needs {format_bytes(needed)} of disk ({needed:,} bytes) and "
-                    f"{format_bytes(free)} is free ({free:,} bytes). Free {format_bytes(needed - free)} there, or "
-                    f"choose a folder on a larger disk with engine.storage"
-                )
+            _check_free(folder, store_bytes(durable, scratch))
             manifest = Manifest(
                 run=run,
                 extents=list(durable.items()),
@@ -162,9 +150,10 @@ class Store:
         """
         if not folder.is_dir():
             raise StorageError(f"{folder} is not a folder, so there is no store to read")
-        manifest = Manifest.read(folder)
+        Manifest.read(folder)  # taking the lock leaves a file, so not in a folder without a store
         lock = _take_lock(folder)
         try:
+            manifest = Manifest.read(folder)  # again: its owner may have committed before it let go
             return cls(folder, lock, manifest, {}, create=False), manifest.contents
         except BaseException:
             os.close(lock)
@@ -186,6 +175,8 @@ class Store:
         file, start = self._locate(key, slot)
         size = self._extents.get(key, self._scratch.get(key, 0))
         count = sum(part.numel() for part in parts)
+        if slot != 2:
+            self._check_sound()
         if slot != 2 and count != size:
             raise ValueError(f"{key!r} is written whole: it has {size} bytes, got {count}")
         self._check_range(key, 0, count)
@@ -208,38 +199,66 @@ class Store:
         if offset < 0 or offset + count > size:
             raise ValueError(f"bytes {offset} to {offset + count} are outside extent {key!r} of {size} bytes")
 
+    def _check_sound(self) -> None:
+        """Refuse to write once it is not known which slots the manifest on disk names."""
+        if self._commit_error is not None:
+            raise StorageError(f"{self.folder} takes no more writes, as a commit failed: {self._commit_error}")
+
     def revert(self, keys: Iterable[str]) -> None:
         """Forget what was written to durable extents since the last commit."""
+        keys = list(keys)
+        if unknown := [key for key in keys if key not in self._committed]:
+            raise ValueError(f"the store has no durable extents {unknown}")
         for key in keys:
             self._current[key] = self._committed[key]
 
     def commit(self, contents: dict[str, Any]) -> None:
-        """Make everything written so far the state that survives a crash.
+        """Make everything written so far the state that survives a crash; its transfers must have been waited for.
 
         Args:
             contents: JSON values that :meth:`open` gives back.
 
         Raises:
-            StorageError: the disk cannot be flushed or the manifest not written; the last commit stands.
+            StorageError: the disk cannot be flushed or the manifest not written. One of the two commits, this one
+                or the last, stands, and this store takes no more durable writes, which might damage it.
         """
-        for file in self._files[:2]:
-            file.sync()
-        Manifest(
-            run=self._run,
-            extents=list(self._extents.items()),
-            slots=list(self._current.values()),
-            contents=contents,
-        ).write(self.folder)
+        self._check_sound()
+        try:
+            for file in self._files[:2]:
+                file.sync()
+            Manifest(
+                run=self._run,
+                extents=list(self._extents.items()),
+                slots=list(self._current.values()),
+                contents=contents,
+            ).write(self.folder)
+        except StorageError as error:
+            self._commit_error = error
+            raise
         self._committed = dict(self._current)
 
     def close(self) -> None:
         """Wait for transfers, close the files and free the folder; what is not committed is lost."""
-        self._pool.shutdown(wait=True)
-        for file in self._files:
-            file.close()
+        self._close_files()
         if self._lock >= 0:
             os.close(self._lock)  # the kernel drops the lock, as it does when a process dies
             self._lock = -1
+
+    def _close_files(self) -> None:
+        self._pool.shutdown(wait=True)
+        for file in self._files:
+            file.close()
+
+
+def _place(extents: Mapping[str, int]) -> dict[str, int]:
+    """Offsets of extents laid end to end."""
+    offsets, end = {}, 0
+    for key, size in extents.items():
+        if size < 0 or size % BLOCK_BYTES:
+            raise ValueError(f"extent {key!r} has {size} bytes, which is not a multiple of {BLOCK_BYTES}")
+        offsets[key] = end
+        end += size
+    return offsets
 
 
 def _check_free(folder: Path, needed: int) -> None:
@@ -261,12 +280,16 @@ def _take_lock(folder: Path) -> int:
         raise StorageError(f"cannot write to the storage folder {folder}: {error.strerror}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError as error:
         owner = os.pread(descriptor, 100, 0).decode(errors="replace").strip() or "another process"
         os.close(descriptor)
         raise StorageError(
             f"{folder} is in use by {owner}. Wait for it, stop it, or choose another folder with engine.storage"
         ) from error
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"process {os.getpid()}\n".encode(), 0)
+    except OSError as error:
+        os.close(descriptor)
+        raise StorageError(f"cannot lock the storage folder {folder}: {error.strerror}") from error
+    with contextlib.suppress(OSError):  # a full disk: only the message to others misses the owner's name then
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()}\n".encode(), 0)
     return descriptor

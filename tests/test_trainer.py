@@ -1,0 +1,331 @@
+"""The Python interface: what a step reports, what it refuses, what it leaves behind."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from architectures import random_batches, small_config
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from greedysnake import AdamW, Trainer
+from greedysnake.engine.opening import open_committed
+from greedysnake.engine.unit_store import read_unit_weights
+from greedysnake.errors import (
+    ConfigError,
+    DataError,
+    MemoryBudgetError,
+    ModelError,
+    NonFiniteError,
+    StorageError,
+)
+from greedysnake.models.streaming import StreamedModel
+
+
+def trainer_for(folder: Path, name: str = "llama", **settings) -> Trainer:
+    settings = {"dtype": "float32", "chunk_elements": 8192, "optimizer": AdamW(lr=1e-2), **settings}
+    return Trainer(small_config(name), folder / "store", **settings)
+
+
+def weights_in(folder: Path) -> dict[str, torch.Tensor]:
+    """Weights at the last commit, read as an export after a crash would."""
+    store, skeleton, _ = open_committed(folder)
+    try:
+        return {
+            name: tensor.clone()
+            for unit, layout in enumerate(skeleton.layouts)
+            for name, tensor in read_unit_weights(store, unit, layout).items()
+        }
+    finally:
+        store.close()
+
+
+def poison_gradients(trainer: Trainer, monkeypatch, unit: int) -> None:
+    """Let a unit's backward end with a gradient that is not finite, as an overflow would."""
+    original = StreamedModel.backward
+
+    def backward(self, at, micro_batch, weights):
+        original(self, at, micro_batch, weights)
+        if at == unit:
+            name = trainer.skeleton.layouts[unit].parameters[0].name
+            trainer.skeleton.parameters[name].grad.view(-1)[0] = float("inf")
+
+    monkeypatch.setattr(StreamedModel, "backward", backward)
+
+
+def test_a_step_reports_what_it_did(tmp_path):
+    batches = random_batches(3)
+    with trainer_for(tmp_path) as trainer:
+        results = [trainer.step(batch) for batch in batches]
+        assert trainer.steps_done == 3
+    assert [result.step for result in results] == [1, 2, 3]
+    for result, batch in zip(results, batches, strict=True):
+        assert result.tokens == sum(part["input_ids"].numel() for part in batch)
+        assert result.seconds > 0
+        assert result.ssd_read_bytes > 0
+        assert result.host_peak_bytes > 0
+        assert {event.kind for event in result.events} >= {"forward", "head", "backward", "total_norm"}
+    assert results[1].ssd_write_bytes > results[0].ssd_write_bytes  # delayed updates begin with the second step
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("clipping", [None, 1.0])
+def test_a_step_that_is_not_finite_changes_nothing(tmp_path, monkeypatch, share, clipping):
+    batches = random_batches(4)
+    settings = AdamW(lr=1e-2, max_grad_norm=clipping)
+
+    def run(folder: Path, poisoned: int | None) -> dict[str, torch.Tensor]:
+        with trainer_for(folder, delayed_share=share, optimizer=settings) as trainer:
+            for index, batch in enumerate(batches):
+                with monkeypatch.context() as patch:
+                    if index == poisoned:
+                        poison_gradients(trainer, patch, unit=2)
+                        result = trainer.step(batch)
+                        assert result.skipped is not None
+                        assert "norm" in result.skipped
+                    elif not (poisoned is None and index == 2):
+                        assert trainer.step(batch).skipped is None
+        return weights_in(folder / "store")
+
+    skipping = run(tmp_path / "skipping", poisoned=2)
+    without = run(tmp_path / "without", poisoned=None)  # the same run, had that batch never been
+    assert [name for name in without if not torch.equal(without[name], skipping[name])] == []
+
+
+def test_a_loss_that_is_not_finite_is_skipped_too_and_stops_the_run_when_it_goes_on(tmp_path, monkeypatch):
+    batch = random_batches(1)[0]
+    with trainer_for(tmp_path, max_skipped_steps=3) as trainer:
+        trainer.step(batch)
+        original = StreamedModel.head
+        monkeypatch.setattr(StreamedModel, "head", lambda self, m: original(self, m) * float("nan"))
+        assert "loss" in trainer.step(batch).skipped
+        trainer.step(batch)
+        with pytest.raises(NonFiniteError, match="3 steps in a row"):
+            trainer.step(batch)
+        monkeypatch.undo()
+        assert trainer.step(batch).skipped is None
+
+
+def test_what_is_committed_after_each_step_can_be_read_without_closing(tmp_path):
+    trainer = trainer_for(tmp_path, delayed_share=0.0, optimizer=AdamW(lr=1e-2, max_grad_norm=None))
+    batches = random_batches(2)
+    trainer.step(batches[0])
+    trainer.save_pretrained(tmp_path / "one")
+    expected = AutoModelForCausalLM.from_pretrained(tmp_path / "one").state_dict()
+    trainer._store.close()  # as a crash would leave it: nothing flushed, nothing committed any more
+    found = weights_in(tmp_path / "store")
+    assert [name for name in found if not torch.equal(found[name], expected[name])] == []
+
+
+def test_an_interrupt_in_the_middle_keeps_the_last_commit(tmp_path, monkeypatch):
+    batches = random_batches(2)
+    trainer = trainer_for(tmp_path, delayed_share=0.0, optimizer=AdamW(lr=1e-2, max_grad_norm=None))
+    trainer.step(batches[0])
+    expected = {name: tensor for name, tensor in _export(trainer, tmp_path / "one").items()}
+    original = StreamedModel.backward
+
+    def interrupted(self, unit, micro_batch, weights):
+        if unit == 1:
+            raise KeyboardInterrupt
+        original(self, unit, micro_batch, weights)
+
+    monkeypatch.setattr(StreamedModel, "backward", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.step(batches[1])
+    with pytest.raises(RuntimeError, match="broken off"):
+        trainer.step(batches[1])
+    trainer.close()
+    found = weights_in(tmp_path / "store")
+    assert [name for name in found if not torch.equal(found[name], expected[name])] == []
+
+
+def _export(trainer: Trainer, folder: Path) -> dict[str, torch.Tensor]:
+    trainer.save_pretrained(folder)
+    return AutoModelForCausalLM.from_pretrained(folder).state_dict()
+
+
+def test_evaluation_is_the_models_own_loss_and_changes_nothing(tmp_path):
+    held_out = [part for step in random_batches(3, seed=9) for part in step]
+    batches = random_batches(4)
+    with trainer_for(tmp_path / "a", "gpt2_dropout", delayed_share=0.5) as trainer:
+        for batch in batches[:2]:
+            trainer.step(batch)
+        loss = trainer.evaluate(held_out, at_once=5)
+        model = AutoModelForCausalLM.from_pretrained(_saved(trainer, tmp_path / "mid")).eval()
+        for batch in batches[2:]:
+            trainer.step(batch)
+    with trainer_for(tmp_path / "b", "gpt2_dropout", delayed_share=0.5) as trainer:
+        for batch in batches:
+            trainer.step(batch)
+    total = tokens = 0
+    with torch.no_grad():
+        for part in held_out:
+            count = int((part["labels"][:, 1:] != -100).sum())
+            total += model(**part).loss.item() * count
+            tokens += count
+    assert loss == pytest.approx(total / tokens, rel=1e-5)
+    with_evaluation, without = weights_in(tmp_path / "a" / "store"), weights_in(tmp_path / "b" / "store")
+    assert [name for name in without if not torch.equal(without[name], with_evaluation[name])] == []
+
+
+def _saved(trainer: Trainer, folder: Path) -> Path:
+    trainer.save_pretrained(folder)
+    return folder
+
+
+def test_vertical_and_horizontal_agree_with_dropout(tmp_path):
+    batches = random_batches(2)
+    found = {}
+    for schedule in ("vertical", "horizontal"):
+        with trainer_for(tmp_path / schedule, "gpt2_dropout", schedule=schedule, snake=False) as trainer:
+            for batch in batches:
+                trainer.step(batch)
+        found[schedule] = weights_in(tmp_path / schedule / "store")
+    assert all(torch.equal(found["vertical"][name], found["horizontal"][name]) for name in found["vertical"])
+
+
+def test_batches_may_change_size_between_steps(tmp_path):
+    with trainer_for(tmp_path, delayed_share=0.5, boundaries="ssd", gradients="ssd") as trainer:
+        for count in (2, 4, 1, 4):
+            assert trainer.step(random_batches(1, count)[0]).skipped is None
+        longer = torch.randint(3, 128, (3, 40))
+        assert trainer.step([{"input_ids": longer, "labels": longer}]).skipped is None
+
+
+def test_random_weights_do_not_depend_on_grouping_and_the_callers_random_state_stays(tmp_path):
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    for layers in (1, 2):
+        with trainer_for(tmp_path / str(layers), "gpt2_dropout", layers_per_unit=layers, snake=False) as trainer:
+            trainer.step(random_batches(1)[0])
+    assert torch.equal(torch.rand(3), expected)
+    one, two = weights_in(tmp_path / "1" / "store"), weights_in(tmp_path / "2" / "store")
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_a_loaded_model_and_its_folder_start_the_same_run(tmp_path):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(small_config("deepseek_v3")).float()
+    for name, buffer in model.named_buffers():
+        if "correction" in name:
+            buffer.normal_()
+    model.save_pretrained(tmp_path / "model", max_shard_size="100KB")
+    batch = random_batches(1)[0]
+    found = []
+    for index, source in enumerate((model, tmp_path / "model")):
+        with Trainer(source, tmp_path / f"store{index}", dtype="float32", chunk_elements=8192) as trainer:
+            trainer.save_pretrained(tmp_path / f"same{index}")
+            trainer.step(batch)
+            found.append(_export(trainer, tmp_path / f"out{index}"))
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "same1").state_dict()
+    assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+# What is refused
+
+
+def test_a_looped_model_is_refused_by_its_type(tmp_path, monkeypatch):
+    from transformers.models.llama import modeling_llama
+
+    original = modeling_llama.LlamaModel.forward
+
+    def twice(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(modeling_llama.LlamaModel, "forward", twice)
+    with trainer_for(tmp_path) as trainer, pytest.raises(ModelError, match="'llama' cannot be trained"):
+        trainer.step(random_batches(1)[0])
+
+
+def test_a_model_without_a_list_of_layers_is_refused(tmp_path, monkeypatch):
+    from transformers.models.llama import modeling_llama
+
+    original = modeling_llama.LlamaModel.__init__
+
+    def odd(self, config):
+        original(self, config)
+        self.layers = nn.Sequential(*self.layers)
+
+    monkeypatch.setattr(modeling_llama.LlamaModel, "__init__", odd)
+    with pytest.raises(ModelError, match="'llama'.*no list of modules has the config's 4 layers"):
+        trainer_for(tmp_path)
+
+
+def test_arguments_are_refused_all_at_once(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        Trainer(
+            small_config("llama"),
+            [],
+            dtype="int4",
+            device="tpu",
+            schedule="diagonal",
+            layers_per_unit=0,
+            delayed_share=2,
+        )
+    for name in ("storage", "dtype", "device", "schedule", "layers_per_unit", "delayed_share"):
+        assert f"{name}:" in str(caught.value)
+
+
+def test_too_little_memory_names_needed_and_found(tmp_path):
+    with trainer_for(tmp_path, host_memory="100MiB") as trainer, pytest.raises(MemoryBudgetError) as caught:
+        trainer.step(random_batches(1)[0])
+    assert "may use 100 MiB" in str(caught.value)
+    assert "engine.host_memory" in str(caught.value)
+
+
+def test_a_storage_folder_serves_one_run(tmp_path):
+    with trainer_for(tmp_path), pytest.raises(StorageError, match="in use by process"):
+        trainer_for(tmp_path)
+    with pytest.raises(StorageError, match="already holds the store of another run"):
+        trainer_for(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "no config.json"),
+        (lambda folder: (folder / "config.json").write_text("{"), "cannot be read"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "no safetensors weights"),
+        (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), "pickle"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"junk" * 99), "cannot be read"),
+        (lambda folder: _edit(folder, hidden_size=32), "do not fit|cannot be read"),
+        (lambda folder: _edit(folder, num_hidden_layers=5), "lacks 9 weights"),
+    ],
+)
+def test_a_broken_model_folder_is_refused_and_leaves_the_storage_free(tmp_path, change, message):
+    AutoModelForCausalLM.from_config(small_config("llama")).save_pretrained(tmp_path / "model")
+    change(tmp_path / "model")
+    with pytest.raises(ModelError, match=message) as caught:
+        Trainer(tmp_path / "model", tmp_path / "store")
+    assert str(tmp_path / "model") in str(caught.value)
+    trainer_for(tmp_path).close()
+
+
+def _edit(folder: Path, **changes) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+def test_a_missing_model_folder_and_odd_batches_are_refused(tmp_path):
+    with pytest.raises(ModelError, match="does not exist"):
+        Trainer(tmp_path / "nowhere", tmp_path / "store")
+    with pytest.raises(ModelError, match="got int"):
+        Trainer(7, tmp_path / "store")
+    with trainer_for(tmp_path) as trainer:
+        before = _export(trainer, tmp_path / "before")
+        with pytest.raises(DataError, match="no tensor labels"):
+            trainer.step([{"input_ids": torch.zeros(1, 4, dtype=torch.long)}])
+        after = _export(trainer, tmp_path / "after")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_an_export_does_not_overwrite(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "file").write_text("mine")
+    with trainer_for(tmp_path) as trainer, pytest.raises(ModelError, match="exists already"):
+        trainer.save_pretrained(tmp_path / "out")
+    assert (tmp_path / "out" / "file").read_text() == "mine"
