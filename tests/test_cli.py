@@ -117,7 +117,7 @@ def test_the_exported_model_can_be_trained_further_with_its_tokenizer(tmp_path, 
 
 def test_a_run_that_cannot_start_says_everything_at_once_and_leaves_nothing(tmp_path, command):
     path = write_config(tmp_path)
-    status, output, errors = command(
+    status, _, errors = command(
         "train",
         path,
         "model.config=null",

@@ -37,8 +37,8 @@ def test_the_peak_stays_when_memory_goes():
     del memory
     assert process_peak_bytes() >= high - MIB
     assert process_peak_bytes() >= process_bytes() - MIB
-    kernel = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    assert abs(process_peak_bytes() - kernel) < 64 * MIB
+    kernel = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # counts what ran before an exec too
+    assert process_peak_bytes() <= kernel + 16 * MIB
 
 
 def test_usable_memory_is_less_than_the_machine_has():

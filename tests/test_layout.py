@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greedysnake.models.layout import CHUNK_ALIGNMENT, PARAMETER_ALIGNMENT, Chunk, ParameterInfo, UnitLayout, lay_out
+from greedysnake.models.layout import CHUNK_ALIGNMENT, PARAMETER_ALIGNMENT, Chunk, ParameterInfo, lay_out
 from greedysnake.storage import BLOCK_BYTES
 
 shapes = st.one_of(
@@ -92,15 +92,11 @@ def test_every_element_lies_in_exactly_one_piece(parameters, chunk_elements):
     assert torch.equal(decayed, expected)
 
 
-def numbered(layout: UnitLayout) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.zeros(layout.weight_bytes, dtype=torch.uint8), torch.zeros(layout.gradient_elements)
-
-
 @settings(max_examples=50, deadline=None)
 @given(parameters=parameters, chunk_elements=chunk_sizes)
 def test_views_are_of_the_buffers(parameters, chunk_elements):
     layout = lay_out(parameters, chunk_elements)
-    weights, gradients = numbered(layout)
+    weights, gradients = torch.zeros(layout.weight_bytes, dtype=torch.uint8), torch.zeros(layout.gradient_elements)
     for number, slot in enumerate(layout.parameters, start=1):
         assert slot.weight(weights).shape == slot.gradient(gradients).shape == slot.shape
         assert slot.weight(weights).dtype == slot.dtype

@@ -122,7 +122,7 @@ def test_an_interrupt_in_the_middle_keeps_the_last_commit(tmp_path, monkeypatch)
     batches = random_batches(2)
     trainer = trainer_for(tmp_path, delayed_share=0.0, optimizer=AdamW(lr=1e-2, max_grad_norm=None))
     trainer.step(batches[0])
-    expected = {name: tensor for name, tensor in _export(trainer, tmp_path / "one").items()}
+    expected = _export(trainer, tmp_path / "one")
     original = StreamedModel.backward
 
     def interrupted(self, unit, micro_batch, weights):
@@ -251,7 +251,7 @@ def test_a_model_without_a_list_of_layers_is_refused(tmp_path, monkeypatch):
         self.layers = nn.Sequential(*self.layers)
 
     monkeypatch.setattr(modeling_llama.LlamaModel, "__init__", odd)
-    with pytest.raises(ModelError, match="'llama'.*no list of modules has the config's 4 layers"):
+    with pytest.raises(ModelError, match=r"'llama'.*no list of modules has the config's 4 layers"):
         trainer_for(tmp_path)
 
 

@@ -1,1 +1,1 @@
-
+"""One executor that carries out schedules, and the trainer around it."""

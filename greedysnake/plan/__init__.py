@@ -1,1 +1,1 @@
-
+"""What this machine has, what a run needs, and so what goes where."""
