@@ -268,14 +268,17 @@ class Trainer:
 
     def snapshot(self) -> None:
         """Commit everything that is in the store: a crash from here on leaves this state."""
-        self._store.commit(
-            {
-                **self._description,
-                "steps_done": self.steps_done,
-                "updates": self._updates,
-                "updates_pending": self._delayed is not None,
-            }
-        )
+        contents = {
+            **self._description,
+            "steps_done": self.steps_done,
+            "updates": self._updates,
+            "updates_pending": self._delayed is not None,
+        }
+        try:
+            self._store.commit(contents)
+        except BaseException:
+            self._unusable = True
+            raise
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the model to a folder that ``AutoModelForCausalLM.from_pretrained`` loads.
