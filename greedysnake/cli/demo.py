@@ -16,6 +16,7 @@ from greedysnake.config import RunConfig
 from greedysnake.errors import DataError
 
 STEPS = 160
+TRAINING_SECONDS = 170
 PROMPT = "def "
 
 
@@ -29,11 +30,13 @@ def run_demo(run: Path | None, steps: int | None, console: Console) -> None:
     """
     start = time.perf_counter()
     folder = run or _new_folder(Path("greedysnake-demo"))
+    dtype, rate = faster_dtype()
+    steps = steps or steps_within(TRAINING_SECONDS, rate)
     console.print(
         "GreedySnake demo: a small Llama learns Python from the standard library's own source.\n"
         "Weights, master weights and both Adam moments live in files; layers pass through memory one by one.",
     )
-    summary, evaluations = run_training(demo_config(folder, steps or STEPS), console)
+    summary, evaluations = run_training(demo_config(folder, steps, dtype), console)
     if not evaluations:
         return
     export_run(folder, folder / "model")
@@ -51,12 +54,38 @@ def run_demo(run: Path | None, steps: int | None, console: Console) -> None:
     )
 
 
-def demo_config(run: Path, steps: int) -> RunConfig:
+def faster_dtype() -> tuple[str, float]:
+    """The dtype in which this processor multiplies matrices of the demo's sizes faster, and its rate in FLOP/s."""
+    rates = {}
+    for name, dtype in (("bfloat16", torch.bfloat16), ("float32", torch.float32)):
+        left, right = torch.ones(512, 384, dtype=dtype), torch.ones(384, 1024, dtype=dtype)
+        torch.mm(left, right)
+        start, products = time.perf_counter(), 0
+        while time.perf_counter() - start < 0.2:
+            torch.mm(left, right)
+            products += 1
+        rates[name] = 2 * 512 * 384 * 1024 * products / (time.perf_counter() - start)
+    best = max(rates, key=lambda name: rates[name])
+    return best, rates[best]
+
+
+def steps_within(seconds: float, rate: float) -> int:
+    """Steps that a processor of ``rate`` FLOP/s can do in ``seconds``, fewer than usual only where it is slow.
+
+    A step takes 8 FLOP a parameter and token (forward, recompute, backward), at well under half the rate of
+    bare products once attention and elementwise operations are counted.
+    """
+    per_step = 8 * 10.8e6 * 2048 / (0.4 * rate)
+    return max(40, min(STEPS, int(seconds / per_step)))
+
+
+def demo_config(run: Path, steps: int, dtype: str) -> RunConfig:
     """Settings of the demo: 10.8 M parameters, 2,048 bytes of text a step."""
     return RunConfig.model_validate(
         {
             "run": run,
             "model": {
+                "dtype": dtype,
                 "config": {
                     "model_type": "llama",
                     "hidden_size": 384,
