@@ -297,7 +297,7 @@ def test_direct_io_leaves_nothing_in_the_page_cache(tmp_path):
         pytest.skip("the filesystem of the temporary folder refuses direct I/O")
     size = 16 * 2**20
     with ThreadPoolExecutor(2) as pool:
-        file = BlockFile(tmp_path / "file", pool, size=size)
+        file = BlockFile(tmp_path / "file", pool, pool, size=size)
         assert file.direct
         links = Path("/proc/self/fd").iterdir()
         descriptors = [int(link.name) for link in links if os.path.realpath(link) == str(file.path.resolve())]
@@ -307,7 +307,7 @@ def test_direct_io_leaves_nothing_in_the_page_cache(tmp_path):
         Transfer(file.read(aligned_empty(size), 0)).wait()
         assert resident_bytes(tmp_path / "file") == 0
         file.close()
-        again = BlockFile(tmp_path / "file", pool, size=None)
+        again = BlockFile(tmp_path / "file", pool, pool, size=None)
         assert again.direct
         again.close()
 

@@ -1,17 +1,19 @@
 """Carries out a schedule: one method an operation kind, nothing decided here.
 
-Operations run one after the other in the order of the schedule, which is one of the orders that its
-dependencies allow.
+Operations run on one queue a resource, each as soon as what it waits for has ended. A method either does
+its work before it returns, or gives the transfer that will have done it.
 """
 
-import time
-from collections.abc import Callable, Iterable
+import threading
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from greedysnake.engine.buffers import Buffers
+from greedysnake.engine.queues import QueueRun, StepEndedError
 from greedysnake.engine.unit_store import boundary_key, chunk_key, gradient_key
 from greedysnake.models.layout import Chunk
 from greedysnake.models.streaming import StreamedModel
@@ -21,7 +23,7 @@ from greedysnake.schedule import Buffer, Choices, Kind, Operation, Schedule, Tie
 from greedysnake.storage import BLOCK_BYTES, Store, Transfer, aligned_empty, round_up
 
 
-class NonFiniteStepError(Exception):
+class NonFiniteStepError(StepEndedError):
     """The loss or the gradient of the step in flight is not finite."""
 
 
@@ -75,8 +77,11 @@ class Executor:
         self._updater = updater
         self._choices = choices
         spilled = choices.boundaries == Tier.SSD
-        self._staging = aligned_empty(round_up(boundary_bytes, BLOCK_BYTES) if spilled else 0)
-        self._handlers: dict[Kind, Callable[[Operation, StepWork], None]] = {
+        staged = round_up(boundary_bytes, BLOCK_BYTES) if spilled else 0
+        self._leaving, self._arriving = aligned_empty(staged), aligned_empty(staged)
+        self._boundary_uses: Counter[tuple[int, int]] = Counter()
+        self._boundary_lock = threading.Lock()
+        self._handlers: dict[Kind, Callable[[Operation, StepWork], Transfer | None]] = {
             Kind.LOAD_WEIGHTS: self._load_weights,
             Kind.FORWARD: self._forward,
             Kind.HEAD: self._head,
@@ -99,21 +104,28 @@ class Executor:
         """Carry out every operation; gives when each began and ended (seconds of ``time.perf_counter``).
 
         Raises:
-            NonFiniteStepError: as soon as the loss or the gradient is known not to be finite.
+            NonFiniteStepError: the loss or the gradient is not finite; everything before that in the schedule
+                has been carried out.
             StorageError: a transfer failed.
         """
-        events = []
-        for operation in schedule.operations:
-            start = time.perf_counter()
-            self._handlers[operation.kind](operation, work)
-            events.append(_event(operation, start, time.perf_counter()))
-        return events
+        self._boundary_uses.clear()
+        threads = torch.get_num_threads()
+        run = QueueRun(
+            schedule.operations,
+            lambda operation: self._handlers[operation.kind](operation, work),
+            enter_thread=lambda: torch.set_num_threads(1),  # the cores are for the compute thread
+        )
+        try:
+            run.run()
+        finally:
+            torch.set_num_threads(threads)
+        return [_event(schedule.operations[index], start, end) for index, start, end in run.spans]
 
     # Units
 
-    def _load_weights(self, operation: Operation, work: StepWork) -> None:
+    def _load_weights(self, operation: Operation, work: StepWork) -> Transfer:
         unit, slot = _unit(operation), self._buffers[operation.writes[0]]
-        _wait(
+        return Transfer.together(
             self._store.read(chunk_key(unit, index), chunk.weights(slot))
             for index, chunk in enumerate(self._skeleton.layouts[unit].chunks)
         )
@@ -123,7 +135,8 @@ class Executor:
         self._skeleton.attach(unit, weights)
         self._model.forward(unit, _micro_batch(operation), weights)
         self._skeleton.detach(unit)
-        self._empty_released_boundaries(operation)
+        if unit and self._model.training and self._choices.boundaries == Tier.SSD:
+            self._leave_boundary(unit - 1, _micro_batch(operation))
 
     def _head(self, operation: Operation, work: StepWork) -> None:
         gradients = [memory.view(torch.float32) for memory in self._read(operation, "gradient", "tied_gradient")]
@@ -157,32 +170,31 @@ class Executor:
     # Boundaries
 
     def _store_boundary(self, operation: Operation, work: StepWork) -> None:
-        staged, boundary = self._stage(operation)
+        unit, micro_batch = _unit(operation), _micro_batch(operation)
+        boundary = _bytes_of(self._model.boundary(unit, micro_batch))
+        staged = self._leaving[: round_up(boundary.numel(), BLOCK_BYTES)]
         staged[: boundary.numel()].copy_(boundary)
-        self._store.write(boundary_key(_unit(operation), _micro_batch(operation)), [staged]).wait()
+        self._store.write(boundary_key(unit, micro_batch), [staged]).wait()
+        self._leave_boundary(unit, micro_batch)
 
     def _load_boundary(self, operation: Operation, work: StepWork) -> None:
-        tensor = self._model.boundary(_unit(operation), _micro_batch(operation))
+        unit, micro_batch = _unit(operation), _micro_batch(operation)
+        tensor = self._model.boundary(unit, micro_batch)
         tensor.untyped_storage().resize_(tensor.numel() * tensor.element_size())
-        staged, boundary = self._stage(operation)
-        self._store.read(boundary_key(_unit(operation), _micro_batch(operation)), staged).wait()
+        boundary = _bytes_of(tensor)
+        staged = self._arriving[: round_up(boundary.numel(), BLOCK_BYTES)]
+        self._store.read(boundary_key(unit, micro_batch), staged).wait()
         boundary.copy_(staged[: boundary.numel()])
 
-    def _stage(self, operation: Operation) -> tuple[Tensor, Tensor]:
-        """Aligned memory for a boundary, in whole blocks, and the boundary's own bytes."""
-        tensor = self._model.boundary(_unit(operation), _micro_batch(operation)).detach()
-        boundary = tensor.reshape(-1).view(torch.uint8)
-        return self._staging[: round_up(boundary.numel(), BLOCK_BYTES)], boundary
-
-    def _empty_released_boundaries(self, operation: Operation) -> None:
-        """Boundaries that were sent to SSD leave memory once the next unit has used them.
+    def _leave_boundary(self, unit: int, micro_batch: int) -> None:
+        """Free a boundary that goes to SSD, once it is there and the next unit has used it.
 
         The model's paused frames hold the tensor, so its storage is emptied, not its name dropped.
         """
-        released = any(buffer.pool == "boundary" for buffer in operation.releases)
-        if released and self._model.training and self._choices.boundaries == Tier.SSD:
-            tensor = self._model.boundary(_unit(operation) - 1, _micro_batch(operation))
-            tensor.untyped_storage().resize_(0)
+        with self._boundary_lock:
+            self._boundary_uses[unit, micro_batch] += 1
+            if self._boundary_uses[unit, micro_batch] == 2:
+                self._model.boundary(unit, micro_batch).untyped_storage().resize_(0)
 
     # Gradients
 
@@ -208,29 +220,29 @@ class Executor:
             raise NonFiniteStepError(f"the norm of the gradient is {work.gradient.norm}")
         work.prompt = replace(work.prompt, clip=work.gradient.clip)
 
-    def _hold_gradient(self, operation: Operation, work: StepWork) -> None:
+    def _hold_gradient(self, operation: Operation, work: StepWork) -> Transfer | None:
         chunk = self._chunk(operation)
         source = chunk.gradient(self._buffers[operation.reads[0]].view(torch.float32)).view(torch.uint8)
         if self._choices.gradients == Tier.SSD:
-            self._store.write(gradient_key(_unit(operation), _index(operation)), [source]).wait()
-        else:
-            self._buffers[operation.writes[0]][: source.numel()].copy_(source)
+            return self._store.write(gradient_key(_unit(operation), _index(operation)), [source])
+        self._buffers[operation.writes[0]][: source.numel()].copy_(source)
+        return None
 
-    def _load_gradient(self, operation: Operation, work: StepWork) -> None:
+    def _load_gradient(self, operation: Operation, work: StepWork) -> Transfer | None:
         chunk, target = self._chunk(operation), operation.writes[0]
         memory = self._buffers[target].view(torch.float32)
         into = (chunk.gradient(memory) if target.pool == "gradient" else memory[: chunk.elements]).view(torch.uint8)
         if self._choices.gradients == Tier.SSD:
-            self._store.read(gradient_key(_unit(operation), _index(operation)), into).wait()
-        else:
-            into.copy_(self._buffers[operation.reads[0]][: into.numel()])
+            return self._store.read(gradient_key(_unit(operation), _index(operation)), into)
+        into.copy_(self._buffers[operation.reads[0]][: into.numel()])
+        return None
 
     # Optimizer
 
-    def _load_state(self, operation: Operation, work: StepWork) -> None:
+    def _load_state(self, operation: Operation, work: StepWork) -> Transfer:
         chunk, key = self._chunk(operation), chunk_key(_unit(operation), _index(operation))
         state = self._buffers[operation.writes[0]][: chunk.state_bytes]
-        self._store.read(key, state, chunk.weight_bytes).wait()
+        return self._store.read(key, state, chunk.weight_bytes)
 
     def _update(self, operation: Operation, work: StepWork) -> None:
         unit, index, chunk = _unit(operation), _index(operation), self._chunk(operation)
@@ -248,11 +260,11 @@ class Executor:
             scalars,
         )
 
-    def _store_state(self, operation: Operation, work: StepWork) -> None:
+    def _store_state(self, operation: Operation, work: StepWork) -> Transfer:
         chunk = self._chunk(operation)
         weights = chunk.weights(self._read(operation, "weights")[0])
         state = self._read(operation, "state")[0][: chunk.state_bytes]
-        self._store.write(chunk_key(_unit(operation), _index(operation)), [weights, state]).wait()
+        return self._store.write(chunk_key(_unit(operation), _index(operation)), [weights, state])
 
     # Helpers
 
@@ -283,10 +295,9 @@ def _index(operation: Operation) -> int:
     return operation.chunk
 
 
-def _wait(transfers: Iterable[Transfer]) -> None:
-    """Start all transfers, then wait for all of them."""
-    for transfer in list(transfers):
-        transfer.wait()
+def _bytes_of(tensor: Tensor) -> Tensor:
+    """A tensor's memory as uint8."""
+    return tensor.detach().reshape(-1).view(torch.uint8)
 
 
 def _event(operation: Operation, start: float, end: float) -> OperationEvent:

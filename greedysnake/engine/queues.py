@@ -27,13 +27,18 @@ class QueueRun:
     Args:
         operations: in schedule order, each waiting only for earlier ones.
         perform: carries out an operation; gives a transfer if it goes on after returning.
+        enter_thread: called first in each resource's own thread.
     """
 
     def __init__(
-        self, operations: Sequence[Operation], perform: Callable[[Operation], Transfer | None]
+        self,
+        operations: Sequence[Operation],
+        perform: Callable[[Operation], Transfer | None],
+        enter_thread: Callable[[], None],
     ) -> None:
         self._operations = operations
         self._perform = perform
+        self._enter_thread = enter_thread
         self._lock = threading.Lock()
         self._done = bytearray(len(operations))
         self._waiting: defaultdict[int, list[threading.Condition]] = defaultdict(list)
@@ -54,7 +59,7 @@ class QueueRun:
         for operation in self._operations:
             queues[operation.resource].append(operation)
         threads = [
-            threading.Thread(target=self._work, args=(queue,), name=f"greedysnake-{resource}")
+            threading.Thread(target=self._work_alone, args=(queue,), name=f"greedysnake-{resource}")
             for resource, queue in queues.items()
             if resource != Resource.COMPUTE
         ]
@@ -79,6 +84,10 @@ class QueueRun:
                 return
             except KeyboardInterrupt as error:
                 self._fail(0, error)
+
+    def _work_alone(self, queue: list[Operation]) -> None:
+        self._enter_thread()
+        self._work(queue)
 
     def _work(self, queue: list[Operation]) -> None:
         turn = threading.Condition(self._lock)

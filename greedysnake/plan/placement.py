@@ -6,6 +6,7 @@ stay in host memory if they fit, and go to SSD if they do not.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 from greedysnake.errors import MemoryBudgetError
@@ -14,6 +15,13 @@ from greedysnake.plan.activations import BatchShape, boundary_bytes, head_activa
 from greedysnake.plan.host import process_bytes, usable_bytes
 from greedysnake.schedule import BUILDERS, Choices, Schedule, StepShape, Tier
 from greedysnake.units import format_bytes
+
+_SLOTS = (
+    # one unit in use, one arriving, one leaving; a gradient in use and one that is being applied
+    {"weight_slots": 3, "gradient_slots": 2, "state_slots": 4},
+    # the least: little overlaps, but it runs
+    {"weight_slots": 2, "gradient_slots": 1, "state_slots": 2},
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,28 +129,27 @@ def make_plan(skeleton: Skeleton, batch: BatchShape, request: PlanRequest) -> Pl
     gradients: Sequence[Tier] = [request.gradients] if request.gradients else [Tier.HOST, Tier.SSD]
     shape = step_shape(skeleton, batch)
     plans = []
-    for gradient_tier in gradients:
-        for boundary_tier in boundaries:
-            choices = Choices(
-                delayed_share=share,
-                wait_for_norm=request.clipping and share < 1,
-                boundaries=boundary_tier,
-                gradients=gradient_tier,
-                snake=request.snake,
-                weight_slots=2,
+    for slots, gradient_tier, boundary_tier in product(_SLOTS, gradients, boundaries):
+        choices = Choices(
+            delayed_share=share,
+            wait_for_norm=request.clipping and share < 1,
+            boundaries=boundary_tier,
+            gradients=gradient_tier,
+            snake=request.snake,
+            **slots,
+        )
+        needs = _host_needs(skeleton, batch, request.schedule, shape, choices)
+        plans.append(
+            Plan(
+                batch=batch,
+                schedule=request.schedule,
+                shape=shape,
+                choices=choices,
+                host_bytes=needs,
+                host_budget=budget,
+                reasons=(*reasons, *_placement_reasons(choices, request)),
             )
-            needs = _host_needs(skeleton, batch, request.schedule, shape, choices)
-            plans.append(
-                Plan(
-                    batch=batch,
-                    schedule=request.schedule,
-                    shape=shape,
-                    choices=choices,
-                    host_bytes=needs,
-                    host_budget=budget,
-                    reasons=(*reasons, *_placement_reasons(choices, request)),
-                )
-            )
+        )
     fitting = [plan for plan in plans if sum(plan.host_bytes.values()) <= budget]
     if not fitting:
         raise _too_small(min(plans, key=lambda plan: sum(plan.host_bytes.values())))
@@ -179,7 +186,11 @@ def _host_needs(skeleton: Skeleton, batch: BatchShape, name: str, shape: StepSha
 
 
 def _placement_reasons(choices: Choices, request: PlanRequest) -> list[str]:
-    reasons = []
+    wide = choices.weight_slots == _SLOTS[0]["weight_slots"]
+    reasons = [
+        f"{choices.weight_slots} weight, {choices.gradient_slots} gradient and {choices.state_slots} state buffers: "
+        + ("enough to overlap everything" if wide else "more do not fit, so little overlaps")
+    ]
     for name in ("gradients", "boundaries"):
         tier = getattr(choices, name)
         if getattr(request, name) is not None:

@@ -147,12 +147,14 @@ class ScheduleBuilder:
         reads: Iterable[Buffer] = (),
         writes: Iterable[Buffer] = (),
         bytes: int = 0,
-    ) -> None:
-        """Append an operation that waits for exactly what its buffers make it wait for."""
+        also_after: Iterable[int] = (),
+    ) -> int:
+        """Append an operation that waits for what its buffers make it wait for, and for ``also_after``; its index."""
         reads, writes = tuple(reads), tuple(writes)
         position = len(self._drafts)
         after = {self._writer[buffer] for buffer in (*reads, *writes) if buffer in self._writer}
         after |= {reader for buffer in writes for reader in self._readers[buffer]}
+        after |= set(also_after)
         for buffer in reads:
             self._readers[buffer].append(position)
         for buffer in writes:
@@ -163,6 +165,7 @@ class ScheduleBuilder:
         self._drafts.append(
             _Draft(kind, resource, unit, micro_batch, chunk, reads, writes, tuple(sorted(after)), bytes)
         )
+        return position
 
     def load_weights(self, unit: int) -> Buffer:
         """Bring a unit's weights into a slot, unless they are in one already."""

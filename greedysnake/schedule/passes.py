@@ -15,6 +15,7 @@ class Passes:
     def __init__(self, build: ScheduleBuilder) -> None:
         self._build = build
         self._boundary: dict[tuple[int, int], Buffer] = {}  # output of a unit, by micro-batch
+        self._used: dict[tuple[int, int], int] = {}  # the forward that used a boundary that goes to SSD
         self._spill = build.choices.boundaries == Tier.SSD
 
     def forward(self, unit: int, order: Sequence[int], *, first: bool, keep: bool = True) -> None:
@@ -34,7 +35,7 @@ class Passes:
         for m in order:
             inputs = [self._boundary[unit - 1, m]] if unit else []
             output = self._boundary[unit, m] = build.take("boundary")
-            build.emit(
+            index = build.emit(
                 Kind.FORWARD,
                 Resource.COMPUTE,
                 unit=unit,
@@ -43,6 +44,7 @@ class Passes:
                 writes=[output],
             )
             if self._spill and keep:
+                self._used[unit - 1, m] = index
                 self._leave(unit, m)
             if self._spill or not keep:
                 for boundary in inputs:
@@ -146,6 +148,7 @@ class Passes:
             reads=[home],
             writes=[slot],
             bytes=build.shape.boundary_bytes,
+            also_after=[self._used[unit, m]],  # it is the same activation, emptied after that use
         )
         build.release(home)
         return slot

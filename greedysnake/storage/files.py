@@ -3,9 +3,11 @@
 import errno
 import logging
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -25,10 +27,15 @@ def as_bytes(tensor: Tensor) -> memoryview:
 
 
 class Transfer:
-    """A read or write under way. Whoever started it waits for it."""
+    """Reads or writes under way. Whoever started them waits for them."""
 
     def __init__(self, pieces: list[Future[None]]) -> None:
         self._pieces = pieces
+
+    @classmethod
+    def together(cls, transfers: Iterable["Transfer"]) -> Self:
+        """Several transfers as one."""
+        return cls([piece for transfer in transfers for piece in transfer._pieces])
 
     def wait(self) -> None:
         """Return when every piece has been moved; the memory is free for other use then, also after an error.
@@ -40,22 +47,45 @@ class Transfer:
         for piece in self._pieces:
             piece.result()
 
+    def when_done(self, call: Callable[[BaseException | None], None]) -> None:
+        """Have ``call`` called once, when every piece has been moved or failed: with None or the first error.
+
+        It is called on the thread that moved the last piece, or at once if all have been moved already.
+        """
+        left, lock = len(self._pieces), threading.Lock()
+
+        def one_less(_: Future[None]) -> None:
+            nonlocal left
+            with lock:
+                left -= 1
+                last = left == 0
+            if last:
+                call(next((error for piece in self._pieces if (error := piece.exception())), None))
+
+        if not self._pieces:
+            call(None)
+        for piece in self._pieces:
+            piece.add_done_callback(one_less)
+
 
 class BlockFile:
     """One preallocated file, read and written by byte ranges in whole blocks.
 
     Args:
         path: the file.
-        pool: threads that carry out the transfers.
+        readers, writers: threads that carry out the transfers of each direction.
         size: bytes to create and preallocate it with, or None to open an existing file for reading.
 
     Raises:
         StorageError: the file cannot be made, opened or preallocated.
     """
 
-    def __init__(self, path: Path, pool: ThreadPoolExecutor, *, size: int | None) -> None:
+    def __init__(
+        self, path: Path, readers: ThreadPoolExecutor, writers: ThreadPoolExecutor, *, size: int | None
+    ) -> None:
         self.path = path
-        self._pool = pool
+        self._readers = readers
+        self._writers = writers
         self._fd = -1
         flags = os.O_RDONLY if size is None else os.O_RDWR | os.O_CREAT
         self.direct = True
@@ -112,13 +142,15 @@ class BlockFile:
 
     def read(self, into: Tensor, offset: int) -> list[Future[None]]:
         """Fill ``into`` (uint8, contiguous) from byte ``offset``; one future for each piece."""
-        return self._submit(self._read_piece, into, offset)
+        return self._submit(self._readers, self._read_piece, into, offset)
 
     def write(self, data: Tensor, offset: int) -> list[Future[None]]:
         """Write ``data`` (uint8, contiguous) at byte ``offset``; one future for each piece."""
-        return self._submit(self._write_piece, data, offset)
+        return self._submit(self._writers, self._write_piece, data, offset)
 
-    def _submit(self, move: Callable[[memoryview, int], None], data: Tensor, offset: int) -> list[Future[None]]:
+    def _submit(
+        self, pool: ThreadPoolExecutor, move: Callable[[memoryview, int], None], data: Tensor, offset: int
+    ) -> list[Future[None]]:
         if data.dtype != torch.uint8 or not data.is_contiguous():
             raise ValueError(
                 f"{self.path}: transfer of a {data.dtype} tensor with strides {data.stride()}, not of bytes"
@@ -131,7 +163,7 @@ class BlockFile:
             )
         view = as_bytes(data)
         return [
-            self._pool.submit(move, view[start : start + TRANSFER_BYTES], offset + start)
+            pool.submit(move, view[start : start + TRANSFER_BYTES], offset + start)
             for start in range(0, count, TRANSFER_BYTES)
         ]
 

@@ -64,11 +64,13 @@ class Store:
         self._scratch: dict[str, int] = {}
         self._offsets = _place(self._extents)
         size = sum(self._extents.values())
-        self._pool = ThreadPoolExecutor(IO_THREADS, thread_name_prefix="greedysnake-io")
+        # Each direction has its own threads, so that a read never queues behind write-backs.
+        self._readers = ThreadPoolExecutor(IO_THREADS, thread_name_prefix="greedysnake-read")
+        self._writers = ThreadPoolExecutor(IO_THREADS, thread_name_prefix="greedysnake-write")
         self._files: list[BlockFile] = []
         try:
             for name in SLOT_NAMES:
-                self._files.append(BlockFile(folder / name, self._pool, size=size if create else None))
+                self._files.append(self._open(name, size if create else None))
             if create:
                 self._open_scratch(scratch)
         except BaseException:
@@ -80,11 +82,14 @@ class Store:
         """Bytes of disk that the files take."""
         return store_bytes(self._extents, self._scratch)
 
+    def _open(self, name: str, size: int | None) -> BlockFile:
+        return BlockFile(self.folder / name, self._readers, self._writers, size=size)
+
     def _open_scratch(self, scratch: Mapping[str, int]) -> None:
         offsets = _place(scratch)
         if twice := offsets.keys() & self._extents.keys():
             raise ValueError(f"extents {sorted(twice)} are both durable and scratch")
-        self._files.append(BlockFile(self.folder / SCRATCH_NAME, self._pool, size=sum(scratch.values())))
+        self._files.append(self._open(SCRATCH_NAME, sum(scratch.values())))
         self._scratch = dict(scratch)
         self._offsets |= offsets
 
@@ -245,7 +250,8 @@ class Store:
             self._lock = -1
 
     def _close_files(self) -> None:
-        self._pool.shutdown(wait=True)
+        self._readers.shutdown(wait=True)
+        self._writers.shutdown(wait=True)
         for file in self._files:
             file.close()
 
