@@ -12,4 +12,4 @@ cd "$(dirname "$0")/.."
 bin=${GREEDYSNAKE_BIN:-.venv/bin}
 text=$("$bin/python" -c 'import asyncio, os; print(os.path.dirname(asyncio.__file__))')
 exec "$bin/greedysnake" train examples/llama-1b.yaml \
-    "run=${1:-runs/llama-1b}" "data.train=$text" training.steps=3 optimizer.warmup_steps=1 optimizer.lr=3e-5
+    "run=${1:-runs/llama-1b}" "data.train=$text" training.steps=3 optimizer.warmup_steps=1 optimizer.lr=1e-5

@@ -1,6 +1,7 @@
 """The command line: one function a verb."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -100,6 +101,9 @@ def demo(
 
 def main() -> None:
     """Entry point: a user's mistake gives one message, not a traceback."""
+    # OpenMP's threads wait for their next work by spinning, on cores that I/O and the optimizer need. A short
+    # spin is kept: none at all costs more than it gives back. It counts only if set before torch is loaded.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     try:
         app()
     except GreedySnakeError as error:
