@@ -38,6 +38,7 @@ class Case:
     boundaries: str | None = None
     gradients: str | None = None
     snake: bool = True
+    device: str = "cpu"
 
     def __str__(self) -> str:
         return "-".join(str(value) for value in vars(self).values())
@@ -54,6 +55,8 @@ CASES = [
     Case(delayed_share=0.3, boundaries="ssd", gradients="ssd"),
     Case("horizontal", 0.3, 2, None, "ssd", "ssd"),
     Case(snake=False, delayed_share=1.0, gradients="ssd"),
+    *(Case(delayed_share=0.3, boundaries=tier, device="emulated") for tier in ("device", "host", "ssd")),
+    *(Case("horizontal", 0.3, 2, None, tier, "ssd", device="emulated") for tier in ("device", "host", "ssd")),
 ]
 
 
@@ -72,6 +75,7 @@ def train_both(name: str, case: Case, folder: Path, steps: int = 5) -> None:
         snake=case.snake,
         boundaries=case.boundaries,
         gradients=case.gradients,
+        device=case.device,
         chunk_elements=8192,
         seed=3,
     )

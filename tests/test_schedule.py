@@ -45,10 +45,12 @@ def shapes(draw: st.DrawFn) -> StepShape:
 
 
 CHOICES = st.builds(
-    Choices,
+    lambda place, **settings: Choices(separate_device=place[0], boundaries=place[1], **settings),
+    st.sampled_from(
+        [(False, Tier.HOST), (False, Tier.SSD), (True, Tier.DEVICE), (True, Tier.HOST), (True, Tier.SSD)],
+    ),
     delayed_share=st.floats(0, 1),
     wait_for_norm=st.booleans(),
-    boundaries=st.sampled_from([Tier.HOST, Tier.SSD]),
     gradients=st.sampled_from([Tier.HOST, Tier.SSD]),
     snake=st.booleans(),
     weight_slots=st.integers(1, 4),
@@ -64,6 +66,8 @@ def test_every_schedule_is_safe_and_fits_what_it_reserves(shape, choices, name, 
     schedule = BUILDERS[name](shape, choices, pending=pending)
     peaks = check_schedule(schedule)
     assert peaks.host <= schedule.reserved_bytes(Tier.HOST)
+    assert peaks.device <= schedule.reserved_bytes(Tier.DEVICE)
+    assert bool(peaks.device) == choices.separate_device
     assert peaks.ssd <= schedule.reserved_bytes(Tier.SSD)
     # what one step leaves behind is what the next one expects
     steady = BUILDERS[name](shape, choices, pending=True)

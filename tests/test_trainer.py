@@ -265,8 +265,12 @@ def test_arguments_are_refused_all_at_once(tmp_path):
             schedule="diagonal",
             layers_per_unit=0,
             delayed_share=2,
+            boundaries="cloud",
+            gradients="device",
+            host_memory="much",
         )
-    for name in ("storage", "dtype", "device", "schedule", "layers_per_unit", "delayed_share"):
+    names = "storage dtype device schedule layers_per_unit delayed_share boundaries gradients host_memory"
+    for name in names.split():
         assert f"{name}:" in str(caught.value)
 
 

@@ -206,6 +206,7 @@ def make_trainer(config: RunConfig, inputs: Inputs) -> Trainer:
         dtype=config.model.dtype,
         device=engine.device,
         host_memory=engine.host_memory,
+        device_memory=engine.device_memory,
         delayed_share=engine.delayed_share,
         schedule=engine.schedule,
         seed=config.seed,
@@ -294,17 +295,16 @@ def _show(live: LiveLine, result: StepResult, record: RunRecord, steps: int) -> 
         tokens_per_second=result.tokens / result.seconds,
         eta_s=(steps - result.step) * statistics.mean(recent),
         bottleneck=max(shares, key=lambda name: shares[name]) if result.events else None,
-        read_rate=_rate(result, Resource.SSD_READ),
-        write_rate=_rate(result, Resource.SSD_WRITE),
+        read_rate=_rate(result, Resource.SSD_READ, shares[Resource.SSD_READ]),
+        write_rate=_rate(result, Resource.SSD_WRITE, shares[Resource.SSD_WRITE]),
         host_bytes=result.host_peak_bytes,
     )
 
 
-def _rate(result: StepResult, resource: Resource) -> float | None:
+def _rate(result: StepResult, resource: Resource, busy_share: float) -> float | None:
     """Bytes per second that a resource reached while it was busy."""
-    events = [event for event in result.events if event.resource == resource]
-    seconds = sum(event.end_s - event.start_s for event in events)
-    return sum(event.bytes for event in events) / seconds if seconds else None
+    moved = sum(event.bytes for event in result.events if event.resource == resource)
+    return moved / (busy_share * result.seconds) if moved and busy_share else None
 
 
 def finish_run(config: RunConfig, trainer: Trainer, record: RunRecord, seconds: float) -> dict[str, Any]:

@@ -155,22 +155,29 @@ class EngineConfig(Section):
         description="Whether every other unit takes the micro-batches in reverse order. "
         "false keeps the natural order throughout.",
     )
-    device: Literal["auto", "cpu"] = Field(
-        default="auto", description="Where to compute; `auto`: the best device there is."
+    device: Literal["auto", "cpu", "cuda", "emulated"] = Field(
+        default="auto",
+        description="Where to compute. `auto`: the CPU, for now. `cuda`: a GPU; this path has not run on one yet. "
+        "`emulated`: the CPU as if it were a slow device with its own memory, for tests.",
     )
     host_memory: Size | None = Field(
         default=None,
         description="Host memory that the run may use; null: what the machine has, less a margin.",
+    )
+    device_memory: Size | None = Field(
+        default=None, description="The device's own memory that the run may use; null: all that is free."
     )
     storage: StorageFolders | None = Field(
         default=None,
         description="Folder on the SSD for weights and optimizer state; null: `<run>/store`.",
     )
     chunk_elements: Annotated[int, Field(strict=True, ge=4096, le=LARGEST_INT, multiple_of=4096)] | None = Field(
-        default=None, description="Parameters that the optimizer updates as one chunk; null: planned."
+        default=None, description="Parameters that the optimizer updates as one chunk; null: 4 Mi."
     )
-    boundaries: Literal["auto", "host", "ssd"] = Field(
-        default="auto", description="Where activations between units wait for the backward pass."
+    boundaries: Literal["auto", "device", "host", "ssd"] = Field(
+        default="auto",
+        description="Where activations between units wait for the backward pass; `device`: only where the device "
+        "has memory of its own.",
     )
     gradients: Literal["auto", "host", "ssd"] = Field(
         default="auto", description="Where gradients that wait for their update are kept."

@@ -5,7 +5,7 @@ its work before it returns, or gives the transfer that will have done it.
 """
 
 import threading
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 
 from greedysnake.engine.buffers import Buffers
+from greedysnake.engine.devices import Device
 from greedysnake.engine.queues import QueueRun, StepEndedError
 from greedysnake.engine.unit_store import boundary_key, chunk_key, gradient_key
 from greedysnake.models.layout import Chunk
 from greedysnake.models.streaming import StreamedModel
 from greedysnake.optim import ChunkUpdater, GradientNorm, UpdateScalars, parameter_norms, total_norm
 from greedysnake.report.events import OperationEvent
-from greedysnake.schedule import Buffer, Choices, Kind, Operation, Schedule, Tier
-from greedysnake.storage import BLOCK_BYTES, Store, Transfer, aligned_empty, round_up
+from greedysnake.schedule import Buffer, Choices, Kind, Life, Operation, Schedule, Tier, content_lives
+from greedysnake.storage import BLOCK_BYTES, Store, Transfer, round_up
 
 
 class NonFiniteStepError(StepEndedError):
@@ -57,7 +58,7 @@ class Executor:
         buffers: memory for the schedules' pools.
         updater: the optimizer.
         choices: what the schedules were built with.
-        boundary_bytes: of the largest boundary, where boundaries go to SSD.
+        device: where computation runs.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Executor:
         buffers: Buffers,
         updater: ChunkUpdater,
         choices: Choices,
-        boundary_bytes: int,
+        device: Device,
     ) -> None:
         self._model = model
         self._skeleton = model.skeleton
@@ -76,20 +77,21 @@ class Executor:
         self._buffers = buffers
         self._updater = updater
         self._choices = choices
-        spilled = choices.boundaries == Tier.SSD
-        staged = round_up(boundary_bytes, BLOCK_BYTES) if spilled else 0
-        self._leaving, self._arriving = aligned_empty(staged), aligned_empty(staged)
-        self._boundary_uses: Counter[tuple[int, int]] = Counter()
-        self._boundary_lock = threading.Lock()
+        self._device = device
         self._handlers: dict[Kind, Callable[[Operation, StepWork], Transfer | None]] = {
             Kind.LOAD_WEIGHTS: self._load_weights,
+            Kind.COPY_WEIGHTS: self._copy_weights,
             Kind.FORWARD: self._forward,
             Kind.HEAD: self._head,
             Kind.LOSS: self._loss,
             Kind.BACKWARD: self._backward,
+            Kind.COPY_BOUNDARY_OUT: self._copy_boundary_out,
             Kind.STORE_BOUNDARY: self._store_boundary,
             Kind.LOAD_BOUNDARY: self._load_boundary,
+            Kind.COPY_BOUNDARY_IN: self._copy_boundary_in,
             Kind.ZERO_GRADIENT: self._zero_gradient,
+            Kind.COPY_GRADIENT_IN: self._copy_gradient,
+            Kind.COPY_GRADIENT_OUT: self._copy_gradient,
             Kind.ADD_TIED_GRADIENT: self._add_tied_gradient,
             Kind.GRADIENT_NORM: self._gradient_norm,
             Kind.TOTAL_NORM: self._total_norm,
@@ -108,18 +110,32 @@ class Executor:
                 has been carried out.
             StorageError: a transfer failed.
         """
-        self._boundary_uses.clear()
         threads = torch.get_num_threads()
         run = QueueRun(
             schedule.operations,
             lambda operation: self._handlers[operation.kind](operation, work),
             enter_thread=lambda: torch.set_num_threads(1),  # the cores are for the compute thread
+            ending=_Endings(schedule, self._content_over).ended,
         )
         try:
             run.run()
         finally:
             torch.set_num_threads(threads)
         return [_event(schedule.operations[index], start, end) for index, start, end in run.spans]
+
+    def _content_over(self, buffer: Buffer, writer: Operation) -> None:
+        """Nobody needs a buffer's content any more.
+
+        A boundary that left is still held by the model's paused frames, so its storage is emptied, not its
+        name dropped.
+        """
+        leaves = self._choices.boundaries_leave and self._model.training
+        if buffer.pool == "activation" and writer.kind == Kind.FORWARD and leaves:
+            unit = _unit(writer)
+            if unit < len(self._skeleton.layouts) - 2:  # the head's input goes with the head's own graph
+                self._model.boundary(unit, _micro_batch(writer)).untyped_storage().resize_(0)
+        elif buffer in self._buffers:
+            self._device.freed(self._buffers[buffer])
 
     # Units
 
@@ -130,16 +146,20 @@ class Executor:
             for index, chunk in enumerate(self._skeleton.layouts[unit].chunks)
         )
 
+    def _copy_weights(self, operation: Operation, work: StepWork) -> None:
+        size = self._skeleton.layouts[_unit(operation)].weight_bytes
+        source, target = self._buffers[operation.reads[0]], self._buffers[operation.writes[0]]
+        self._device.copy(target[:size], source[:size])
+
     def _forward(self, operation: Operation, work: StepWork) -> None:
-        unit, weights = _unit(operation), self._read(operation, "weights")[0]
+        unit, weights = _unit(operation), self._weights(operation)[0]
         self._skeleton.attach(unit, weights)
         self._model.forward(unit, _micro_batch(operation), weights)
         self._skeleton.detach(unit)
-        if unit and self._model.training and self._choices.boundaries == Tier.SSD:
-            self._leave_boundary(unit - 1, _micro_batch(operation))
+        self._device.synchronize()
 
     def _head(self, operation: Operation, work: StepWork) -> None:
-        gradients = [memory.view(torch.float32) for memory in self._read(operation, "gradient", "tied_gradient")]
+        gradients = [self._buffers[b].view(torch.float32) for b in operation.writes if b in self._buffers]
         loss = self._run_head(operation, gradients)
         work.losses[_micro_batch(operation)] = loss
         if not loss.isfinite():
@@ -151,56 +171,62 @@ class Executor:
     def _run_head(self, operation: Operation, gradients: list[Tensor]) -> Tensor:
         """The head, and the embedding where it is tied to it."""
         units = [_unit(operation), 0]
-        weights = self._read(operation, "weights")
+        weights = self._weights(operation)
         for index, memory in enumerate(weights):
             self._skeleton.attach(units[index], memory, gradients[index] if gradients else None)
         loss = self._model.head(_micro_batch(operation))
         for unit in units[: len(weights)]:
             self._skeleton.detach(unit)
-        return loss
+        self._device.synchronize()
+        return loss.cpu()
 
     def _backward(self, operation: Operation, work: StepWork) -> None:
         unit = _unit(operation)
-        loaded = self._read(operation, "weights")
+        loaded = self._weights(operation)
         weights = loaded[0] if loaded else None  # an embedding's backward may not read them
-        self._skeleton.attach(unit, weights, self._read(operation, "gradient")[0].view(torch.float32))
+        gradient = self._read(operation, "gradient", "device_gradient")[0].view(torch.float32)
+        self._skeleton.attach(unit, weights, gradient)
         self._model.backward(unit, _micro_batch(operation), weights)
         self._skeleton.detach(unit)
+        self._device.synchronize()
 
     # Boundaries
 
-    def _store_boundary(self, operation: Operation, work: StepWork) -> None:
-        unit, micro_batch = _unit(operation), _micro_batch(operation)
-        boundary = _bytes_of(self._model.boundary(unit, micro_batch))
-        staged = self._leaving[: round_up(boundary.numel(), BLOCK_BYTES)]
-        staged[: boundary.numel()].copy_(boundary)
-        self._store.write(boundary_key(unit, micro_batch), [staged]).wait()
-        self._leave_boundary(unit, micro_batch)
+    def _copy_boundary_out(self, operation: Operation, work: StepWork) -> None:
+        boundary = _bytes_of(self._model.boundary(_unit(operation), _micro_batch(operation)))
+        self._device.copy(self._buffers[operation.writes[0]][: boundary.numel()], boundary)
 
-    def _load_boundary(self, operation: Operation, work: StepWork) -> None:
-        unit, micro_batch = _unit(operation), _micro_batch(operation)
-        tensor = self._model.boundary(unit, micro_batch)
+    def _copy_boundary_in(self, operation: Operation, work: StepWork) -> None:
+        tensor = self._model.boundary(_unit(operation), _micro_batch(operation))
         tensor.untyped_storage().resize_(tensor.numel() * tensor.element_size())
         boundary = _bytes_of(tensor)
-        staged = self._arriving[: round_up(boundary.numel(), BLOCK_BYTES)]
-        self._store.read(boundary_key(unit, micro_batch), staged).wait()
-        boundary.copy_(staged[: boundary.numel()])
+        self._device.copy(boundary, self._buffers[operation.reads[0]][: boundary.numel()])
 
-    def _leave_boundary(self, unit: int, micro_batch: int) -> None:
-        """Free a boundary that goes to SSD, once it is there and the next unit has used it.
+    def _store_boundary(self, operation: Operation, work: StepWork) -> Transfer:
+        key, size = self._boundary_place(operation)
+        return self._store.write(key, [self._buffers[operation.reads[0]][:size]])
 
-        The model's paused frames hold the tensor, so its storage is emptied, not its name dropped.
-        """
-        with self._boundary_lock:
-            self._boundary_uses[unit, micro_batch] += 1
-            if self._boundary_uses[unit, micro_batch] == 2:
-                self._model.boundary(unit, micro_batch).untyped_storage().resize_(0)
+    def _load_boundary(self, operation: Operation, work: StepWork) -> Transfer:
+        key, size = self._boundary_place(operation)
+        return self._store.read(key, self._buffers[operation.writes[0]][:size])
+
+    def _boundary_place(self, operation: Operation) -> tuple[str, int]:
+        """A boundary's key in the store and its bytes in whole blocks."""
+        unit, micro_batch = _unit(operation), _micro_batch(operation)
+        tensor = self._model.boundary(unit, micro_batch)
+        return boundary_key(unit, micro_batch), round_up(tensor.numel() * tensor.element_size(), BLOCK_BYTES)
 
     # Gradients
 
     def _zero_gradient(self, operation: Operation, work: StepWork) -> None:
         size = 4 * self._skeleton.layouts[_unit(operation)].gradient_elements
         self._buffers[operation.writes[0]][:size].zero_()
+        self._device.synchronize()
+
+    def _copy_gradient(self, operation: Operation, work: StepWork) -> None:
+        size = 4 * self._skeleton.layouts[_unit(operation)].gradient_elements
+        source, target = self._buffers[operation.reads[0]], self._buffers[operation.writes[0]]
+        self._device.copy(target[:size], source[:size])
 
     def _add_tied_gradient(self, operation: Operation, work: StepWork) -> None:
         tied, gradient = (memory.view(torch.float32) for memory in self._read(operation, "tied_gradient", "gradient"))
@@ -271,10 +297,38 @@ class Executor:
     def _chunk(self, operation: Operation) -> Chunk:
         return self._skeleton.layouts[_unit(operation)].chunks[_index(operation)]
 
+    def _weights(self, operation: Operation) -> list[Tensor]:
+        """Weights where computation reads them: the operation's unit's, then a tied embedding's."""
+        return self._read(operation, "device_weights" if self._choices.separate_device else "weights")
+
     def _read(self, operation: Operation, *pools: str) -> list[Tensor]:
         """Memory of the buffers that the operation reads from ``pools``, in that order."""
         found: list[Buffer] = [buffer for pool in pools for buffer in operation.reads if buffer.pool == pool]
         return [self._buffers[buffer] for buffer in found]
+
+
+class _Endings:
+    """Tells when the content of a buffer is over: when all operations that touch it have ended."""
+
+    def __init__(self, schedule: Schedule, over: Callable[[Buffer, Operation], None]) -> None:
+        self._operations = schedule.operations
+        self._over = over
+        self._lock = threading.Lock()
+        self._lives: defaultdict[int, list[Life]] = defaultdict(list)
+        self._left: dict[Life, int] = {}
+        for life in content_lives(schedule):
+            self._left[life] = len(life.uses)
+            for index in life.uses:
+                self._lives[index].append(life)
+
+    def ended(self, operation: Operation) -> None:
+        """Count an operation that has ended."""
+        for life in self._lives.get(operation.index, ()):
+            with self._lock:
+                self._left[life] -= 1
+                over = not self._left[life]
+            if over:
+                self._over(life.buffer, self._operations[life.writer])
 
 
 def _unit(operation: Operation) -> int:

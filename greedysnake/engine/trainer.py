@@ -11,12 +11,14 @@ from typing import Any, Self
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from greedysnake.engine.arguments import check_arguments
 from greedysnake.engine.batches import check_micro_batches, target_tokens
 from greedysnake.engine.buffers import Buffers
+from greedysnake.engine.devices import make_device
 from greedysnake.engine.executor import Executor, NonFiniteStepError, StepWork
 from greedysnake.engine.opening import DTYPES, config_of, write_model
 from greedysnake.engine.unit_store import chunk_key, durable_extents, read_unit_weights, scratch_extents
-from greedysnake.errors import ConfigError, NonFiniteError
+from greedysnake.errors import NonFiniteError
 from greedysnake.models.export import export_model
 from greedysnake.models.layout import DEFAULT_CHUNK_ELEMENTS
 from greedysnake.models.skeleton import build_skeleton
@@ -26,7 +28,7 @@ from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.host import process_peak_bytes
 from greedysnake.plan.placement import Plan, PlanRequest, make_plan
 from greedysnake.report.events import OperationEvent
-from greedysnake.schedule import BUILDERS, Schedule, StepShape, Tier, build_evaluation, build_flush, check_schedule
+from greedysnake.schedule import Schedule, StepShape, Tier, build_evaluation, build_flush, check_schedule
 from greedysnake.storage import Store
 from greedysnake.units import parse_bytes
 
@@ -72,14 +74,16 @@ class Trainer:
         optimizer: AdamW's settings.
         learning_rate: by step; None keeps the optimizer's.
         dtype: ``"bfloat16"`` (float32 master weights) or ``"float32"``.
-        device: ``"auto"`` or ``"cpu"``.
+        device: ``"auto"`` and ``"cpu"`` compute on the CPU, ``"cuda"`` on a GPU, ``"emulated"`` on the CPU as if it
+            were a device with memory of its own, for tests.
         host_memory: bytes that the process may use, or text like ``"16GiB"``; None: what is free, less a tenth.
+        device_memory: likewise of the device's own memory; None: all that is free.
         delayed_share: α, the part of each unit's update that runs in the next step; None: planned.
         schedule: ``"vertical"``, or ``"horizontal"``, the baseline.
         seed: of random weights and dropout.
         layers_per_unit: decoder layers loaded and computed as one.
         snake: whether every other unit takes the micro-batches in reverse.
-        boundaries, gradients: ``"host"``, ``"ssd"``, or None: planned.
+        boundaries, gradients: ``"host"``, ``"ssd"``, for boundaries also ``"device"``, or None: planned.
         chunk_elements: most parameters updated as one, a multiple of 4096.
         max_skipped_steps: steps in a row that may be skipped because they are not finite.
         batch: sizes of the batches to come, so that all is reserved at once; None: learnt from the first step.
@@ -98,6 +102,7 @@ class Trainer:
         dtype: str = "bfloat16",
         device: str = "auto",
         host_memory: int | str | None = None,
+        device_memory: int | str | None = None,
         delayed_share: float | None = None,
         schedule: str = "vertical",
         seed: int = 0,
@@ -110,17 +115,22 @@ class Trainer:
         batch: BatchShape | None = None,
     ) -> None:
         folders = [Path(storage)] if isinstance(storage, str | Path) else [Path(folder) for folder in storage]
-        _check_arguments(
+        check_arguments(
             storage=folders,
             dtype=dtype,
             device=device,
             schedule=schedule,
             layers_per_unit=layers_per_unit,
             delayed_share=delayed_share,
+            boundaries=boundaries,
+            gradients=gradients,
+            sizes={"host_memory": host_memory, "device_memory": device_memory},
         )
         self.optimizer = optimizer or AdamW()
         self._rate = learning_rate or LearningRate(peak=self.optimizer.lr)
         self._max_skipped = max_skipped_steps
+        limit = None if device_memory is None else parse_bytes(device_memory)
+        self._device = make_device(device, limit, seed)
         self._request = PlanRequest(
             schedule=schedule,
             delayed_share=delayed_share,
@@ -128,6 +138,8 @@ class Trainer:
             boundaries=None if boundaries is None else Tier(boundaries),
             gradients=None if gradients is None else Tier(gradients),
             host_memory=None if host_memory is None else parse_bytes(host_memory),
+            separate_device=self._device.separate,
+            device_memory=limit if limit is not None else self._device.free_bytes(),
             clipping=self.optimizer.max_grad_norm is not None,
         )
         self._description = {"dtype": dtype, "layers_per_unit": layers_per_unit, "chunk_elements": chunk_elements}
@@ -149,7 +161,7 @@ class Trainer:
         )
         try:
             write_model(self._store, self.skeleton, model, seed)
-            self._model = StreamedModel(self.skeleton, seed)
+            self._model = StreamedModel(self.skeleton, seed, self._device.torch_device)
             if self.plan is not None:
                 self._reserve(self.plan)
             self.snapshot()
@@ -194,7 +206,7 @@ class Trainer:
             micro_batches,
             step=self.steps_done,
             target_tokens=target_tokens(micro_batches),
-            boundaries_leave=plan.choices.boundaries == Tier.SSD,
+            boundaries_leave=plan.choices.boundaries_leave,
         )
         skipped = None
         try:
@@ -304,6 +316,7 @@ class Trainer:
             self._unusable = True
             self._model.close()
             self._store.close()
+            self._device.close()
 
     def __enter__(self) -> Self:
         return self
@@ -384,15 +397,16 @@ class Trainer:
     def _reserve(self, plan: Plan) -> None:
         """Memory for everything that the plan's schedules need."""
         self._schedules = {}
+        self._device.close()  # gives up what the plan before reserved
         self._executor = Executor(
             model=self._model,
             store=self._store,
-            buffers=Buffers(plan.build(pending=True).pools),
+            buffers=Buffers(plan.build(pending=True).pools, self._device),
             updater=ChunkUpdater(
                 self.optimizer, max(chunk.elements for layout in self.skeleton.layouts for chunk in layout.chunks)
             ),
             choices=plan.choices,
-            boundary_bytes=plan.shape.boundary_bytes,
+            device=self._device,
         )
 
     def _scratch(self, plan: Plan) -> Mapping[str, int]:
@@ -401,34 +415,3 @@ class Trainer:
     def _check_usable(self) -> None:
         if self._unusable:
             raise RuntimeError("the trainer is closed, or a step was broken off; what the last commit holds is kept")
-
-
-def _check_arguments(
-    *,
-    storage: list[Path],
-    dtype: str,
-    device: str,
-    schedule: str,
-    layers_per_unit: int,
-    delayed_share: float | None,
-) -> None:
-    """Refuse arguments that make no sense.
-
-    Raises:
-        ConfigError: listing all of them.
-    """
-    problems = []
-    if len(storage) != 1:
-        problems.append(f"storage: give exactly one folder, got {len(storage)}; striping is not there yet")
-    if dtype not in DTYPES:
-        problems.append(f"dtype: {dtype!r} is not one of {', '.join(DTYPES)}")
-    if device not in ("auto", "cpu"):
-        problems.append(f"device: {device!r} is not one of auto, cpu; this version computes on the CPU")
-    if schedule not in BUILDERS:
-        problems.append(f"schedule: {schedule!r} is not one of {', '.join(BUILDERS)}")
-    if layers_per_unit < 1:
-        problems.append(f"layers_per_unit: must be at least 1, got {layers_per_unit}")
-    if delayed_share is not None and not 0 <= delayed_share <= 1:
-        problems.append(f"delayed_share: must lie between 0 and 1, got {delayed_share}")
-    if problems:
-        raise ConfigError("\n".join(problems))

@@ -56,9 +56,11 @@ class Skeleton:
         """
         for slot in self.layouts[unit].parameters:
             parameter = self.parameters[slot.name]
-            parameter.data = (
-                torch.empty(1, dtype=slot.dtype).expand(slot.shape) if weights is None else slot.weight(weights)
-            )
+            if weights is not None:
+                parameter.data = slot.weight(weights)
+            else:
+                device = None if gradients is None else gradients.device
+                parameter.data = torch.empty(1, dtype=slot.dtype, device=device).expand(slot.shape)
             parameter.grad = None if gradients is None or not parameter.requires_grad else slot.gradient(gradients)
 
     def detach(self, unit: int) -> None:

@@ -23,6 +23,7 @@ from greedysnake.models.structure import refuse, takes_loss_arguments
 MicroBatch = Mapping[str, Tensor]
 
 HEAD = -1
+_CPU = torch.device("cpu")
 
 
 def layer_seed(seed: int, step: int, micro_batch: int, layer: int) -> int:
@@ -54,10 +55,15 @@ class StreamedModel:
     Args:
         skeleton: the model cut into units.
         seed: of all random numbers drawn in training.
+        device: where inputs and the model's buffers are.
     """
 
-    def __init__(self, skeleton: Skeleton, seed: int) -> None:
+    def __init__(self, skeleton: Skeleton, seed: int, device: torch.device = _CPU) -> None:
         self.skeleton = skeleton
+        self._device = device
+        for module in skeleton.model.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                module._buffers[name] = buffer.to(device)
         self._seed = seed
         self._step = 0
         self._layers = skeleton.structure.layers
@@ -100,7 +106,9 @@ class StreamedModel:
             boundaries_leave: whether boundaries will be emptied and refilled between forward and backward.
         """
         self.abandon()
-        self._micro_batches = micro_batches
+        self._micro_batches = [
+            {name: value.to(self._device) for name, value in batch.items()} for batch in micro_batches
+        ]
         self._step = step
         self._target_tokens = target_tokens
         self._training = training
@@ -180,7 +188,7 @@ class StreamedModel:
         self._set_seed(micro_batch, -1)
         model, batch = self.skeleton.model, dict(self._micro_batches[micro_batch])
         if self._native_loss:
-            count = torch.tensor(self._target_tokens)
+            count = torch.tensor(self._target_tokens, device=self._device)
             return model(**batch, use_cache=False, num_items_in_batch=count).loss
         labels = batch.pop("labels")
         logits = model(**batch, use_cache=False).logits

@@ -34,6 +34,8 @@ class PlanRequest:
         snake: whether every other unit takes the micro-batches in reverse.
         boundaries, gradients: tiers.
         host_memory: bytes that the process may use.
+        separate_device: whether computation has memory of its own.
+        device_memory: bytes of it that may be used, None for no limit.
         clipping: whether the gradient's norm is limited.
     """
 
@@ -43,6 +45,8 @@ class PlanRequest:
     boundaries: Tier | None = None
     gradients: Tier | None = None
     host_memory: int | None = None
+    separate_device: bool = False
+    device_memory: int | None = None
     clipping: bool = False
 
 
@@ -54,8 +58,8 @@ class Plan:
         batch: sizes of the step's batch.
         schedule: name of the schedule.
         shape, choices: what the schedule is built from.
-        host_bytes: expected use of host memory, by purpose.
-        host_budget: bytes that the process may use.
+        host_bytes, device_bytes: expected use of memory, by purpose.
+        host_budget, device_budget: bytes that may be used; None for no limit.
         reasons: why each choice was made.
     """
 
@@ -65,7 +69,13 @@ class Plan:
     choices: Choices
     host_bytes: dict[str, int]
     host_budget: int
+    device_bytes: dict[str, int]
+    device_budget: int | None
     reasons: tuple[str, ...]
+
+    def fits_device(self) -> bool:
+        """Whether device memory suffices."""
+        return self.device_budget is None or sum(self.device_bytes.values()) <= self.device_budget
 
     def build(self, *, pending: bool) -> Schedule:
         """The schedule of a step; ``pending`` as the builders have it."""
@@ -88,6 +98,11 @@ class Plan:
                 "budget_bytes": self.host_budget,
                 "expected_bytes": sum(self.host_bytes.values()),
                 "by_purpose": self.host_bytes,
+            },
+            "device_memory": {
+                "budget_bytes": self.device_budget,
+                "expected_bytes": sum(self.device_bytes.values()),
+                "by_purpose": self.device_bytes,
             },
             "ssd": {
                 "weights_and_state_bytes": schedule.pools["ssd_chunk"].bytes,
@@ -125,7 +140,11 @@ def make_plan(skeleton: Skeleton, batch: BatchShape, request: PlanRequest) -> Pl
             if request.clipping
             else "delayed share 0: without clipping each unit is updated as soon as its gradient is complete"
         )
-    boundaries: Sequence[Tier] = [request.boundaries] if request.boundaries else [Tier.HOST, Tier.SSD]
+    boundaries: Sequence[Tier] = [Tier.HOST, Tier.SSD]
+    if request.boundaries:
+        boundaries = [request.boundaries]
+    elif request.separate_device:
+        boundaries = [Tier.DEVICE, Tier.HOST, Tier.SSD]
     gradients: Sequence[Tier] = [request.gradients] if request.gradients else [Tier.HOST, Tier.SSD]
     shape = step_shape(skeleton, batch)
     plans = []
@@ -133,26 +152,32 @@ def make_plan(skeleton: Skeleton, batch: BatchShape, request: PlanRequest) -> Pl
         choices = Choices(
             delayed_share=share,
             wait_for_norm=request.clipping and share < 1,
+            separate_device=request.separate_device,
             boundaries=boundary_tier,
             gradients=gradient_tier,
             snake=request.snake,
             **slots,
         )
-        needs = _host_needs(skeleton, batch, request.schedule, shape, choices)
+        host, device = _needs(skeleton, batch, request.schedule, shape, choices)
         plans.append(
             Plan(
                 batch=batch,
                 schedule=request.schedule,
                 shape=shape,
                 choices=choices,
-                host_bytes=needs,
+                host_bytes=host,
                 host_budget=budget,
+                device_bytes=device,
+                device_budget=request.device_memory,
                 reasons=(*reasons, *_placement_reasons(choices, request)),
             )
         )
-    fitting = [plan for plan in plans if sum(plan.host_bytes.values()) <= budget]
+    on_device = [plan for plan in plans if plan.fits_device()]
+    if not on_device:
+        raise _too_small(min(plans, key=lambda plan: sum(plan.device_bytes.values())), "device")
+    fitting = [plan for plan in on_device if sum(plan.host_bytes.values()) <= budget]
     if not fitting:
-        raise _too_small(min(plans, key=lambda plan: sum(plan.host_bytes.values())))
+        raise _too_small(min(on_device, key=lambda plan: sum(plan.host_bytes.values())), "host")
     return fitting[0]
 
 
@@ -170,19 +195,20 @@ def step_shape(skeleton: Skeleton, batch: BatchShape) -> StepShape:
     )
 
 
-def _host_needs(skeleton: Skeleton, batch: BatchShape, name: str, shape: StepShape, choices: Choices) -> dict[str, int]:
-    """Bytes of host memory by purpose."""
+def _needs(
+    skeleton: Skeleton, batch: BatchShape, name: str, shape: StepShape, choices: Choices
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Bytes of host and of device memory by purpose."""
     pools = BUILDERS[name](shape, choices, pending=True).pools
     largest_chunk = max(chunk.elements for layout in skeleton.layouts for chunk in layout.chunks)
-    needs = {
-        "process": process_bytes(),
-        "activations": max(unit_activation_bytes(skeleton, batch), head_activation_bytes(skeleton, batch)),
-        "master_weights": 4 * largest_chunk,
-    }
+    host = {"process": process_bytes(), "master_weights": 4 * largest_chunk}
+    device: dict[str, int] = {}
+    computing = max(unit_activation_bytes(skeleton, batch), head_activation_bytes(skeleton, batch))
+    (device if choices.separate_device else host)["computation"] = computing
     for pool_name, pool in pools.items():
-        if pool.tier == Tier.HOST and pool.bytes:
-            needs[pool_name] = pool.bytes
-    return needs
+        if pool.tier != Tier.SSD and pool.bytes:
+            (host if pool.tier == Tier.HOST else device)[pool_name] = pool.bytes
+    return host, device
 
 
 def _placement_reasons(choices: Choices, request: PlanRequest) -> list[str]:
@@ -195,6 +221,8 @@ def _placement_reasons(choices: Choices, request: PlanRequest) -> list[str]:
         tier = getattr(choices, name)
         if getattr(request, name) is not None:
             why = "as configured"
+        elif tier == Tier.DEVICE:
+            why = "they fit in device memory"
         elif tier == Tier.HOST:
             why = "they fit in host memory"
         else:
@@ -203,13 +231,13 @@ def _placement_reasons(choices: Choices, request: PlanRequest) -> list[str]:
     return reasons
 
 
-def _too_small(plan: Plan) -> MemoryBudgetError:
-    needs = plan.host_bytes
-    needed = sum(needs.values())
+def _too_small(plan: Plan, tier: str) -> MemoryBudgetError:
+    needs = plan.device_bytes if tier == "device" else plan.host_bytes
+    budget = plan.device_budget if tier == "device" else plan.host_budget
     largest = sorted(needs, key=lambda name: needs[name], reverse=True)[:4]
     parts = ", ".join(f"{name.replace('_', ' ')} {format_bytes(needs[name])}" for name in largest)
     return MemoryBudgetError(
-        f"the run needs about {format_bytes(needed)} of host memory and may use {format_bytes(plan.host_budget)} "
-        f"(most of it: {parts}). Raise engine.host_memory if the machine has more, or lower "
+        f"the run needs about {format_bytes(sum(needs.values()))} of {tier} memory and may use "
+        f"{format_bytes(budget or 0)} (most of it: {parts}). Raise engine.{tier}_memory if there is more, or lower "
         f"training.micro_batch_size, data.sequence_length or training.micro_batches"
     )

@@ -1,6 +1,7 @@
 """A training step as data: operations, what they need, and proof that they are safe."""
 
 from greedysnake.schedule.builders import BUILDERS, build_evaluation, build_flush, build_horizontal, build_vertical
+from greedysnake.schedule.lives import Life, content_lives
 from greedysnake.schedule.operations import Buffer, Kind, Operation, Pool, Resource, Schedule, Tier
 from greedysnake.schedule.shape import Choices, ChunkShape, StepShape, UnitShape
 from greedysnake.schedule.validate import Peaks, ScheduleError, check_schedule
@@ -11,6 +12,7 @@ __all__ = [
     "Choices",
     "ChunkShape",
     "Kind",
+    "Life",
     "Operation",
     "Peaks",
     "Pool",
@@ -25,4 +27,5 @@ __all__ = [
     "build_horizontal",
     "build_vertical",
     "check_schedule",
+    "content_lives",
 ]

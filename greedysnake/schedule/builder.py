@@ -12,6 +12,18 @@ from dataclasses import dataclass, field
 from greedysnake.schedule.operations import Buffer, Kind, Operation, Pool, Resource, Schedule, Tier
 from greedysnake.schedule.shape import Choices, StepShape
 
+_SHARED_POOLS = (
+    "weights",
+    "gradient",
+    "state",
+    "gradient_chunk",
+    "device_weights",
+    "device_gradient",
+    "activation",
+    "boundary",
+)
+"""Pools whose slots serve one content after another; a slot of any other pool has one purpose."""
+
 
 @dataclass
 class _Draft:
@@ -53,11 +65,12 @@ class ScheduleBuilder:
         for unit in shape.units:
             self._first_chunk.append(self._first_chunk[-1] + len(unit.chunks))
         self._loaded: dict[int, Buffer] = {}
+        self._copied: dict[int, Buffer] = {}  # weights on a separate device
         self._held: set[Buffer] = set()
         self.pools = self._make_pools()
         self._free = {
             name: deque(Buffer(name, slot) for slot in range(len(self.pools[name].slot_bytes)))
-            for name in ("weights", "gradient", "state", "gradient_chunk", "boundary")
+            for name in _SHARED_POOLS
         }
         self._live_in = {
             *(Buffer("ssd_chunk", slot) for slot in range(self._first_chunk[-1])),
@@ -85,32 +98,46 @@ class ScheduleBuilder:
         )
         on_ssd = choices.gradients == Tier.SSD
         boundaries = (self.units - 1) * shape.micro_batches
+        leave = choices.boundaries_leave
+        weight_slots = max(choices.weight_slots, 2 if shape.tied else 1)
+        device_gradients = choices.gradient_slots + shape.tied
 
-        def host(*slot_bytes: int) -> Pool:
-            return Pool(tier=Tier.HOST, slot_bytes=slot_bytes)
+        def host(size: int, slots: int) -> Pool:
+            return Pool(tier=Tier.HOST, slot_bytes=(size,) * slots)
+
+        def compute(size: int, slots: int) -> Pool:
+            return Pool(tier=choices.compute_tier, slot_bytes=(size,) * slots)
+
+        def device(size: int, slots: int) -> Pool:
+            return Pool(tier=Tier.DEVICE, slot_bytes=(size,) * (slots if choices.separate_device else 0))
 
         def ssd(slot_bytes: Iterable[int]) -> Pool:
             return Pool(tier=Tier.SSD, slot_bytes=tuple(slot_bytes))
 
         return {
-            "weights": host(*[largest_weights] * max(choices.weight_slots, 2 if shape.tied else 1)),
-            "gradient": host(*[largest_gradient] * choices.gradient_slots),
-            "state": host(*[largest_state] * choices.state_slots),
-            "gradient_chunk": host(*[largest_chunk] * (choices.state_slots if on_ssd else 0)),
-            "tied_gradient": host(*[shape.units[0].gradient_bytes] * shape.tied),
-            "norm": host(*[8] * (self.units + 1)),
-            "boundary": host(*[shape.boundary_bytes] * self.boundary_slots()),
-            "boundary_gradient": host(*[shape.boundary_bytes] * shape.micro_batches),
+            "weights": host(largest_weights, weight_slots),
+            "gradient": host(largest_gradient, choices.gradient_slots),
+            "state": host(largest_state, choices.state_slots),
+            "gradient_chunk": host(largest_chunk, choices.state_slots if on_ssd else 0),
+            "tied_gradient": host(shape.units[0].gradient_bytes, int(shape.tied)),
+            "norm": host(8, self.units + 1),
+            "device_weights": device(largest_weights, weight_slots),
+            "device_gradient": device(largest_gradient, device_gradients),
+            # those of two units are there at once where they leave: one that arrives, one that is made
+            "activation": compute(shape.boundary_bytes, 2 * shape.micro_batches if leave else boundaries),
+            "boundary_gradient": compute(shape.boundary_bytes, shape.micro_batches),
+            "boundary": host(shape.boundary_bytes, self._boundary_slots(boundaries)),
             "held": ssd(held) if on_ssd else Pool(tier=Tier.HOST, slot_bytes=held),
             "ssd_chunk": ssd(chunk.weight_bytes + chunk.state_bytes for chunk in chunks),
             "ssd_frozen": ssd(unit.frozen_weight_bytes for unit in shape.units),
             "ssd_boundary": ssd([shape.boundary_bytes] * (boundaries if choices.boundaries == Tier.SSD else 0)),
         }
 
-    def boundary_slots(self) -> int:
-        """Boundaries that host memory holds at once: all, or those of two units when the rest is on SSD."""
-        held = 2 if self.choices.boundaries == Tier.SSD else self.units - 1
-        return held * self.shape.micro_batches
+    def _boundary_slots(self, boundaries: int) -> int:
+        """Host memory for boundaries that leave: for all of them, or for those on their way to SSD and back."""
+        if not self.choices.boundaries_leave:
+            return 0
+        return boundaries if self.choices.boundaries == Tier.HOST else 4
 
     # Buffers
 
@@ -188,10 +215,27 @@ class ScheduleBuilder:
         if self._free["weights"]:
             self.load_weights(unit)
 
+    def compute_weights(self, unit: int) -> Buffer:
+        """A unit's weights where computation can read them."""
+        weights = self.load_weights(unit)
+        if not self.choices.separate_device:
+            return weights
+        slot = self._copied[unit] = self.take("device_weights")
+        self.emit(
+            Kind.COPY_WEIGHTS,
+            Resource.H2D,
+            unit=unit,
+            reads=[weights],
+            writes=[slot],
+            bytes=self.shape.units[unit].weight_bytes,
+        )
+        return slot
+
     def drop_weights(self, unit: int) -> None:
-        """Give back a unit's weight slot, if it holds one."""
-        if unit in self._loaded:
-            self.release(self._loaded.pop(unit))
+        """Give back the slots that hold a unit's weights, if any do."""
+        for slots in (self._loaded, self._copied):
+            if unit in slots:
+                self.release(slots.pop(unit))
 
     def backward_loads(self, unit: int) -> bool:
         """Whether a unit's weights are needed in the backward phase, by its backward or by its updates."""
@@ -281,11 +325,10 @@ class ScheduleBuilder:
             )
 
     def begin_gradient(self, unit: int, *, first: bool) -> Buffer:
-        """A slot for a unit's gradient: zeros, or the sum over the micro-batches so far."""
-        gradient = self.take("gradient")
+        """Memory that computation adds a unit's gradient to: zeros, or the sum over the micro-batches so far."""
         if first or not self.shape.units[unit].chunks:
-            self.emit(Kind.ZERO_GRADIENT, Resource.CPU, unit=unit, writes=[gradient])
-            return gradient
+            return self._zeros(unit)
+        gradient = self.take("gradient")
         for chunk, sizes in enumerate(self.shape.units[unit].chunks):
             self.emit(
                 Kind.LOAD_GRADIENT,
@@ -297,14 +340,58 @@ class ScheduleBuilder:
                 bytes=sizes.gradient_bytes,
             )
             self._drop_held(unit, chunk)
-        return gradient
+        if not self.choices.separate_device:
+            return gradient
+        copied = self._copy_in(unit, gradient)
+        self.release(gradient)
+        return copied
 
     def end_gradient(self, unit: int, gradient: Buffer, *, last: bool) -> None:
-        """Give back a unit's gradient slot: complete after the ``last`` micro-batch, else kept as a partial sum."""
+        """Give back a unit's gradient: complete after the ``last`` micro-batch, else kept as a partial sum."""
+        if self.choices.separate_device:
+            computed, gradient = gradient, self.take("gradient")
+            self._copy_out(unit, computed, gradient)
         if last:
             self._finish_gradient(unit, gradient)
         else:
             self._hold_gradient(unit, range(len(self.shape.units[unit].chunks)), gradient)
+        self.release(gradient)
+
+    def begin_tied_gradient(self, *, first: bool) -> Buffer:
+        """Memory that computation adds the head's part of a tied embedding's gradient to."""
+        if self.choices.separate_device:
+            return self._zeros(0) if first else self._copy_in(0, Buffer("tied_gradient", 0))
+        tied = Buffer("tied_gradient", 0)
+        if first:
+            self.emit(Kind.ZERO_GRADIENT, Resource.CPU, unit=0, writes=[tied])
+        return tied
+
+    def end_tied_gradient(self, gradient: Buffer, *, first: bool) -> None:
+        """Keep the head's part of a tied embedding's gradient until the embedding's own is complete."""
+        if self.choices.separate_device:
+            self._copy_out(0, gradient, Buffer("tied_gradient", 0), in_place=not first)
+
+    def _zeros(self, unit: int) -> Buffer:
+        separate = self.choices.separate_device
+        gradient = self.take("device_gradient" if separate else "gradient")
+        self.emit(Kind.ZERO_GRADIENT, Resource.COMPUTE if separate else Resource.CPU, unit=unit, writes=[gradient])
+        return gradient
+
+    def _copy_in(self, unit: int, gradient: Buffer) -> Buffer:
+        slot = self.take("device_gradient")
+        size = self.shape.units[unit].gradient_bytes
+        self.emit(Kind.COPY_GRADIENT_IN, Resource.H2D, unit=unit, reads=[gradient], writes=[slot], bytes=size)
+        return slot
+
+    def _copy_out(self, unit: int, gradient: Buffer, target: Buffer, *, in_place: bool = False) -> None:
+        self.emit(
+            Kind.COPY_GRADIENT_OUT,
+            Resource.D2H,
+            unit=unit,
+            reads=[gradient, *([target] if in_place else [])],
+            writes=[target],
+            bytes=self.shape.units[unit].gradient_bytes,
+        )
         self.release(gradient)
 
     def _finish_gradient(self, unit: int, gradient: Buffer) -> None:

@@ -32,13 +32,18 @@ class Kind(StrEnum):
     """What an operation does."""
 
     LOAD_WEIGHTS = "load_weights"
+    COPY_WEIGHTS = "copy_weights"  # host to device
     FORWARD = "forward"
     HEAD = "head"  # forward, loss and backward of the head, one micro-batch
     LOSS = "loss"  # forward and loss of the head, without backward
     BACKWARD = "backward"  # recompute and backward of a unit, one micro-batch
+    COPY_BOUNDARY_OUT = "copy_boundary_out"  # from where it was computed to host memory for transfers
     STORE_BOUNDARY = "store_boundary"
     LOAD_BOUNDARY = "load_boundary"
+    COPY_BOUNDARY_IN = "copy_boundary_in"
     ZERO_GRADIENT = "zero_gradient"
+    COPY_GRADIENT_IN = "copy_gradient_in"  # a partial sum, host to device
+    COPY_GRADIENT_OUT = "copy_gradient_out"  # device to host
     ADD_TIED_GRADIENT = "add_tied_gradient"
     GRADIENT_NORM = "gradient_norm"
     TOTAL_NORM = "total_norm"

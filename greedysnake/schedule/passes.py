@@ -1,4 +1,4 @@
-"""The three visits that a schedule pays to a unit: forward, head and backward.
+"""The visits that a schedule pays to a unit: forward, head and backward.
 
 The builders differ in which micro-batches one visit serves: all of them (vertical) or one (horizontal).
 """
@@ -15,8 +15,8 @@ class Passes:
     def __init__(self, build: ScheduleBuilder) -> None:
         self._build = build
         self._boundary: dict[tuple[int, int], Buffer] = {}  # output of a unit, by micro-batch
-        self._used: dict[tuple[int, int], int] = {}  # the forward that used a boundary that goes to SSD
-        self._spill = build.choices.boundaries == Tier.SSD
+        self._away: dict[tuple[int, int], Buffer] = {}  # where a boundary that left is kept
+        self._used: dict[tuple[int, int], int] = {}  # the forward that used a boundary that leaves
 
     def forward(self, unit: int, order: Sequence[int], *, first: bool, keep: bool = True) -> None:
         """Micro-batches through an embedding or decoder unit.
@@ -28,13 +28,15 @@ class Passes:
             keep: whether a backward will need the boundaries again.
         """
         build = self._build
-        weights = build.load_weights(unit)
+        build.load_weights(unit)
         if first:
             build.update_delayed(unit)
         build.prefetch_weights(unit + 1)
+        weights = build.compute_weights(unit)
+        leave = build.choices.boundaries_leave and keep
         for m in order:
             inputs = [self._boundary[unit - 1, m]] if unit else []
-            output = self._boundary[unit, m] = build.take("boundary")
+            output = self._boundary[unit, m] = build.take("activation")
             index = build.emit(
                 Kind.FORWARD,
                 Resource.COMPUTE,
@@ -43,10 +45,10 @@ class Passes:
                 reads=[weights, *inputs],
                 writes=[output],
             )
-            if self._spill and keep:
-                self._used[unit - 1, m] = index
+            self._used[unit - 1, m] = index
+            if leave and unit < build.units - 2:  # the head's input is used at once, and not again
                 self._leave(unit, m)
-            if self._spill or not keep:
+            if leave or not keep:
                 for boundary in inputs:
                     build.release(boundary)
         build.drop_weights(unit)
@@ -55,15 +57,14 @@ class Passes:
         """Final norm, output projection, loss and their backward, one micro-batch at a time."""
         build = self._build
         unit = build.units - 1
-        weights = [build.load_weights(unit)]
+        build.load_weights(unit)
         if first:
             build.update_delayed(unit)
+        weights = [build.compute_weights(unit)]
         gradients = [build.begin_gradient(unit, first=first)]
         if build.shape.tied:
-            weights.append(build.load_weights(0))
-            gradients.append(Buffer("tied_gradient", 0))
-            if first:
-                build.emit(Kind.ZERO_GRADIENT, Resource.CPU, unit=0, writes=gradients[1:])
+            weights.append(build.compute_weights(0))
+            gradients.append(build.begin_tied_gradient(first=first))
         elif build.backward_loads(unit - 1):
             build.prefetch_weights(unit - 1)
         for m in order:
@@ -79,6 +80,7 @@ class Passes:
             build.release(boundary)
         if build.shape.tied:
             build.drop_weights(0)
+            build.end_tied_gradient(gradients[1], first=first)
         build.end_gradient(unit, gradients[0], last=last)
         build.drop_weights(unit)
 
@@ -86,7 +88,7 @@ class Passes:
         """Final norm, output projection and loss, without backward."""
         build = self._build
         unit = build.units - 1
-        weights = [build.load_weights(unit), *([build.load_weights(0)] if build.shape.tied else [])]
+        weights = [build.compute_weights(unit), *([build.compute_weights(0)] if build.shape.tied else [])]
         for m in order:
             boundary = self._boundary.pop((unit - 1, m))
             build.emit(Kind.LOSS, Resource.COMPUTE, unit=unit, micro_batch=m, reads=[*weights, boundary])
@@ -97,7 +99,7 @@ class Passes:
     def backward(self, unit: int, order: Sequence[int], *, first: bool, last: bool) -> None:
         """Recompute and backward of micro-batches; after the ``last`` ones, the unit's updates."""
         build = self._build
-        weights = [build.load_weights(unit)] if build.shape.units[unit].backward_needs_weights else []
+        weights = [build.compute_weights(unit)] if build.shape.units[unit].backward_needs_weights else []
         gradient = build.begin_gradient(unit, first=first)
         if unit and build.backward_loads(unit - 1):
             build.prefetch_weights(unit - 1)
@@ -119,36 +121,61 @@ class Passes:
         build.drop_weights(unit)
 
     def _leave(self, unit: int, m: int) -> None:
-        """Send a boundary to SSD."""
+        """Copy a boundary to host memory, and from there to SSD if that is its place."""
         build = self._build
-        if unit == build.units - 2:
-            return  # the head's input is used at once, and not again
+        kept = build.take("boundary")
+        size = build.shape.boundary_bytes
         build.emit(
-            Kind.STORE_BOUNDARY,
-            Resource.SSD_WRITE,
+            Kind.COPY_BOUNDARY_OUT,
+            Resource.D2H if build.choices.separate_device else Resource.CPU,
             unit=unit,
             micro_batch=m,
             reads=[self._boundary[unit, m]],
-            writes=[Buffer("ssd_boundary", unit * build.shape.micro_batches + m)],
-            bytes=build.shape.boundary_bytes,
+            writes=[kept],
+            bytes=size,
         )
+        self._away[unit, m] = kept
+        if build.choices.boundaries == Tier.SSD:
+            home = self._away[unit, m] = Buffer("ssd_boundary", unit * build.shape.micro_batches + m)
+            build.emit(
+                Kind.STORE_BOUNDARY,
+                Resource.SSD_WRITE,
+                unit=unit,
+                micro_batch=m,
+                reads=[kept],
+                writes=[home],
+                bytes=size,
+            )
+            build.release(kept)
 
     def _arrive(self, unit: int, m: int) -> Buffer:
-        """A boundary that the backward needs, brought back from SSD where it was sent there."""
+        """A boundary that the backward needs, brought back if it left."""
         build = self._build
-        if not self._spill:
+        if (unit, m) not in self._away:
             return self._boundary.pop((unit, m))
-        slot = build.take("boundary")
-        home = Buffer("ssd_boundary", unit * build.shape.micro_batches + m)
+        kept, size = self._away.pop((unit, m)), build.shape.boundary_bytes
+        if build.choices.boundaries == Tier.SSD:
+            home, kept = kept, build.take("boundary")
+            build.emit(
+                Kind.LOAD_BOUNDARY,
+                Resource.SSD_READ,
+                unit=unit,
+                micro_batch=m,
+                reads=[home],
+                writes=[kept],
+                bytes=size,
+            )
+            build.release(home)
+        slot = build.take("activation")
         build.emit(
-            Kind.LOAD_BOUNDARY,
-            Resource.SSD_READ,
+            Kind.COPY_BOUNDARY_IN,
+            Resource.H2D if build.choices.separate_device else Resource.CPU,
             unit=unit,
             micro_batch=m,
-            reads=[home],
+            reads=[kept],
             writes=[slot],
-            bytes=build.shape.boundary_bytes,
-            also_after=[self._used[unit, m]],  # it is the same activation, emptied after that use
+            bytes=size,
+            also_after=[self._used[unit, m]],  # the activation itself, emptied after its use in the forward
         )
-        build.release(home)
+        build.release(kept)
         return slot

@@ -77,7 +77,9 @@ class Choices:
     Attributes:
         delayed_share: α, the part of each unit's chunks that is updated in the next step's forward.
         wait_for_norm: whether no chunk may be updated before the whole gradient's norm is known (clipping).
-        boundaries: the tier that keeps boundaries from forward to backward, host or ssd.
+        separate_device: whether computation has memory of its own, so that weights, gradients and boundaries are
+            copied between it and host memory.
+        boundaries: the tier that keeps boundaries from forward to backward: device (if it is separate), host or ssd.
         gradients: the tier that keeps gradients until their update, host or ssd.
         snake: whether every other unit takes the micro-batches in reverse.
         weight_slots, gradient_slots, state_slots: buffers of each kind; they bound how far I/O may run ahead.
@@ -85,6 +87,7 @@ class Choices:
 
     delayed_share: float = 0.0
     wait_for_norm: bool = False
+    separate_device: bool = False
     boundaries: Tier = Tier.HOST
     gradients: Tier = Tier.HOST
     snake: bool = True
@@ -98,9 +101,20 @@ class Choices:
         for name in ("weight_slots", "gradient_slots", "state_slots"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("boundaries", "gradients"):
-            if getattr(self, name) not in (Tier.HOST, Tier.SSD):
-                raise ValueError(f"{name} must live in host or ssd, got {getattr(self, name)}")
+        if self.gradients not in (Tier.HOST, Tier.SSD):
+            raise ValueError(f"gradients must wait in host or ssd, got {self.gradients}")
+        if self.boundaries == Tier.DEVICE and not self.separate_device:
+            raise ValueError("boundaries can only stay on the device where the device has memory of its own")
+
+    @property
+    def compute_tier(self) -> Tier:
+        """Where computation has its memory."""
+        return Tier.DEVICE if self.separate_device else Tier.HOST
+
+    @property
+    def boundaries_leave(self) -> bool:
+        """Whether boundaries leave the memory that they were computed in until the backward."""
+        return self.boundaries != self.compute_tier
 
     def first_delayed(self, chunks: int) -> int:
         """Index of a unit's first delayed chunk: the last α of its chunks are, to the nearest whole chunk."""

@@ -52,15 +52,16 @@ class Transfer:
 
         It is called on the thread that moved the last piece, or at once if all have been moved already.
         """
-        left, lock = len(self._pieces), threading.Lock()
+        left, first, lock = len(self._pieces), None, threading.Lock()
 
-        def one_less(_: Future[None]) -> None:
-            nonlocal left
+        def one_less(piece: Future[None]) -> None:
+            nonlocal left, first
             with lock:
+                first = first or piece.exception()
                 left -= 1
                 last = left == 0
             if last:
-                call(next((error for piece in self._pieces if (error := piece.exception())), None))
+                call(first)
 
         if not self._pieces:
             call(None)

@@ -35,8 +35,8 @@ def store_bytes(durable: Mapping[str, int], scratch: Mapping[str, int]) -> int:
 class Store:
     """Durable and scratch extents of bytes in one folder.
 
-    Use :meth:`create` for a new store and :meth:`open` to read a committed one. One thread owns a store;
-    its transfers run on threads of its own.
+    Use :meth:`create` for a new store and :meth:`open` to read a committed one. One thread owns a store; while
+    it waits, one other may start reads and one other writes. Transfers run on threads of the store's own.
 
     Attributes:
         folder: where the files are.

@@ -1,0 +1,55 @@
+"""Checks of what a trainer is made with, all problems at once."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from greedysnake.engine.devices import device_problem
+from greedysnake.engine.opening import DTYPES
+from greedysnake.errors import ConfigError
+from greedysnake.schedule import BUILDERS
+from greedysnake.units import parse_bytes
+
+
+def check_arguments(
+    *,
+    storage: list[Path],
+    dtype: str,
+    device: str,
+    schedule: str,
+    layers_per_unit: int,
+    delayed_share: float | None,
+    boundaries: str | None,
+    gradients: str | None,
+    sizes: Mapping[str, int | str | None],
+) -> None:
+    """Refuse arguments that make no sense.
+
+    Raises:
+        ConfigError: listing all of them.
+    """
+    problems = []
+    if len(storage) != 1:
+        problems.append(f"storage: give exactly one folder, got {len(storage)}; striping is not there yet")
+    if problem := device_problem(device):
+        problems.append(f"device: {problem}")
+    allowed: dict[str, tuple[Any, list[Any]]] = {
+        "dtype": (dtype, list(DTYPES)),
+        "schedule": (schedule, list(BUILDERS)),
+        "boundaries": (boundaries, [None, "host", "ssd", *([] if device in ("auto", "cpu") else ["device"])]),
+        "gradients": (gradients, [None, "host", "ssd"]),
+    }
+    for name, (value, choices) in allowed.items():
+        if value not in choices:
+            problems.append(f"{name}: {value!r} is not one of {', '.join(str(choice) for choice in choices)}")
+    if layers_per_unit < 1:
+        problems.append(f"layers_per_unit: must be at least 1, got {layers_per_unit}")
+    if delayed_share is not None and not 0 <= delayed_share <= 1:
+        problems.append(f"delayed_share: must lie between 0 and 1, got {delayed_share}")
+    for name, size in sizes.items():
+        try:
+            parse_bytes(0 if size is None else size)
+        except ValueError as error:
+            problems.append(f"{name}: {error}")
+    if problems:
+        raise ConfigError("\n".join(problems))

@@ -1,0 +1,75 @@
+"""Random ways of running a step, on a device with its own memory, slow random copies and poisoned buffers.
+
+Every one must give bitwise the weights that plain operations on the host give.
+"""
+
+import random
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from architectures import random_batches, small_config
+
+from greedysnake import AdamW, Trainer
+from greedysnake.engine.opening import open_committed
+from greedysnake.engine.unit_store import read_unit_weights
+
+STEPS = 3
+
+
+def train(folder: Path, name: str, micro_batches: int, clipping: float | None, **settings) -> dict[str, torch.Tensor]:
+    """Weights after three steps."""
+    with Trainer(
+        small_config(name, num_hidden_layers=2) if name == "llama_tied" else small_config(name, n_layer=2),
+        folder / "store",
+        optimizer=AdamW(lr=3e-3, max_grad_norm=clipping),
+        dtype="float32",
+        snake=False,  # the order of additions is then the same under every schedule
+        **settings,
+    ) as trainer:
+        for batch in random_batches(STEPS, micro_batches):
+            assert trainer.step(batch).skipped is None
+    store, skeleton, _ = open_committed(folder / "store")
+    try:
+        return {
+            name: tensor.clone()
+            for unit, layout in enumerate(skeleton.layouts)
+            for name, tensor in read_unit_weights(store, unit, layout).items()
+        }
+    finally:
+        store.close()
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """Weights of the plain run on the host, by what they depend on."""
+
+    @cache
+    def weights(name: str, micro_batches: int, clipping: float | None) -> dict[str, torch.Tensor]:
+        return train(tmp_path_factory.mktemp("host"), name, micro_batches, clipping, delayed_share=0.0)
+
+    return weights
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_random_plan_on_an_unkind_device_is_exact(seed, tmp_path, expected):
+    draw = random.Random(seed)
+    name = draw.choice(["llama_tied", "gpt2_dropout"])
+    micro_batches = draw.randint(1, 4)
+    clipping = draw.choice([None, 0.2])
+    found = train(
+        tmp_path,
+        name,
+        micro_batches,
+        clipping,
+        device=draw.choice(["emulated", "emulated", "emulated", "cpu"]),
+        schedule=draw.choice(["vertical", "vertical", "horizontal"]),
+        delayed_share=draw.choice([0.0, 1.0, draw.random()]),
+        layers_per_unit=draw.choice([1, 2]),
+        boundaries=draw.choice(["host", "ssd"]),
+        gradients=draw.choice(["host", "ssd"]),
+        chunk_elements=draw.choice([4096, 8192, 1 << 20]),
+    )
+    wanted = expected(name, micro_batches, clipping)
+    assert [key for key in wanted if not torch.equal(found[key], wanted[key])] == []
