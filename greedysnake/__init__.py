@@ -7,7 +7,8 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from greedysnake.engine.trainer import StepResult, Trainer
+    from greedysnake.engine.results import StepResult
+    from greedysnake.engine.trainer import Trainer
     from greedysnake.optim import AdamW, LearningRate
 
 __version__ = "0.1.0"
@@ -15,7 +16,7 @@ __all__ = ["AdamW", "LearningRate", "StepResult", "Trainer"]
 
 _HOMES = {
     "Trainer": "greedysnake.engine.trainer",
-    "StepResult": "greedysnake.engine.trainer",
+    "StepResult": "greedysnake.engine.results",
     "AdamW": "greedysnake.optim",
     "LearningRate": "greedysnake.optim",
 }

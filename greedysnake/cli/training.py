@@ -19,7 +19,8 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 from greedysnake.config import RunConfig, dump_config
 from greedysnake.data import TokenBatches, check_sequence_length, check_vocabulary, load_data, load_tokenizer
 from greedysnake.engine.opening import config_of
-from greedysnake.engine.trainer import StepResult, Trainer
+from greedysnake.engine.results import StepResult
+from greedysnake.engine.trainer import Trainer
 from greedysnake.errors import ConfigError, DataError, GreedySnakeError
 from greedysnake.models.layout import DEFAULT_CHUNK_ELEMENTS
 from greedysnake.optim import AdamW, LearningRate

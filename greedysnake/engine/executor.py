@@ -6,7 +6,7 @@ its work before it returns, or gives the transfer that will have done it.
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -20,7 +20,7 @@ from greedysnake.models.layout import Chunk
 from greedysnake.models.streaming import StreamedModel
 from greedysnake.optim import ChunkUpdater, GradientNorm, UpdateScalars, parameter_norms, total_norm
 from greedysnake.report.events import OperationEvent
-from greedysnake.schedule import Buffer, Choices, Kind, Life, Operation, Schedule, Tier, content_lives
+from greedysnake.schedule import Buffer, Choices, Kind, Life, Operation, Resource, Schedule, Tier, content_lives
 from greedysnake.storage import BLOCK_BYTES, Store, Transfer, round_up
 
 
@@ -36,6 +36,7 @@ class StepWork:
         prompt: scalars of this step's updates; their clip factor is known once the norm is.
         delayed: scalars of the updates that the step before left.
         max_grad_norm: largest gradient norm, None for no clipping.
+        must_be_finite: whether a loss or gradient that is not ends the step.
         losses: loss of each micro-batch, its share of the step's.
         norms: norm of every parameter's gradient, by name.
         gradient: norm of the whole gradient.
@@ -44,6 +45,7 @@ class StepWork:
     prompt: UpdateScalars
     delayed: UpdateScalars | None = None
     max_grad_norm: float | None = None
+    must_be_finite: bool = True
     losses: dict[int, Tensor] = field(default_factory=dict)
     norms: dict[str, Tensor] = field(default_factory=dict)
     gradient: GradientNorm | None = None
@@ -102,8 +104,15 @@ class Executor:
             Kind.STORE_STATE: self._store_state,
         }
 
-    def run(self, schedule: Schedule, work: StepWork) -> list[OperationEvent]:
-        """Carry out every operation; gives when each began and ended (seconds of ``time.perf_counter``).
+    def run(
+        self, schedule: Schedule, work: StepWork, *, only: Collection[Resource] = tuple(Resource)
+    ) -> list[OperationEvent]:
+        """Carry out a schedule; gives when each operation began and ended (seconds of ``time.perf_counter``).
+
+        Args:
+            schedule: what to do.
+            work: scalars and results of the step.
+            only: resources whose operations are carried out; those of others end at once, for measurements.
 
         Raises:
             NonFiniteStepError: the loss or the gradient is not finite; everything before that in the schedule
@@ -111,11 +120,15 @@ class Executor:
             StorageError: a transfer failed.
         """
         threads = torch.get_num_threads()
+
+        def perform(operation: Operation) -> Transfer | None:
+            return self._handlers[operation.kind](operation, work) if operation.resource in only else None
+
         run = QueueRun(
             schedule.operations,
-            lambda operation: self._handlers[operation.kind](operation, work),
+            perform,
             enter_thread=lambda: torch.set_num_threads(1),  # the cores are for the compute thread
-            ending=_Endings(schedule, self._content_over).ended,
+            ending=_Endings(schedule, self._content_over).ended if Resource.COMPUTE in only else _nothing,
         )
         try:
             run.run()
@@ -162,7 +175,7 @@ class Executor:
         gradients = [self._buffers[b].view(torch.float32) for b in operation.writes if b in self._buffers]
         loss = self._run_head(operation, gradients)
         work.losses[_micro_batch(operation)] = loss
-        if not loss.isfinite():
+        if work.must_be_finite and not loss.isfinite():
             raise NonFiniteStepError(f"the loss of micro-batch {operation.micro_batch} is {loss.item()}")
 
     def _loss(self, operation: Operation, work: StepWork) -> None:
@@ -242,7 +255,7 @@ class Executor:
     def _total_norm(self, operation: Operation, work: StepWork) -> None:
         norms = [work.norms[name] for name in self._skeleton.parameters if name in work.norms]
         work.gradient = total_norm(norms, work.max_grad_norm)
-        if not work.gradient.finite:
+        if work.must_be_finite and not work.gradient.finite:
             raise NonFiniteStepError(f"the norm of the gradient is {work.gradient.norm}")
         work.prompt = replace(work.prompt, clip=work.gradient.clip)
 
@@ -305,6 +318,10 @@ class Executor:
         """Memory of the buffers that the operation reads from ``pools``, in that order."""
         found: list[Buffer] = [buffer for pool in pools for buffer in operation.reads if buffer.pool == pool]
         return [self._buffers[buffer] for buffer in found]
+
+
+def _nothing(operation: Operation) -> None:
+    """Without computation there are no activations to end."""
 
 
 class _Endings:

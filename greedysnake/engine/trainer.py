@@ -2,8 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +16,7 @@ from greedysnake.engine.buffers import Buffers
 from greedysnake.engine.devices import make_device
 from greedysnake.engine.executor import Executor, NonFiniteStepError, StepWork
 from greedysnake.engine.opening import DTYPES, config_of, write_model
+from greedysnake.engine.results import StepResult
 from greedysnake.engine.unit_store import chunk_key, durable_extents, read_unit_weights, scratch_extents
 from greedysnake.errors import NonFiniteError
 from greedysnake.models.export import export_model
@@ -28,41 +28,9 @@ from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.host import process_peak_bytes
 from greedysnake.plan.placement import Plan, PlanRequest, make_plan
 from greedysnake.report.events import OperationEvent
-from greedysnake.schedule import Schedule, StepShape, Tier, build_evaluation, build_flush, check_schedule
+from greedysnake.schedule import Resource, Schedule, StepShape, Tier, build_evaluation, build_flush, check_schedule
 from greedysnake.storage import Store
 from greedysnake.units import parse_bytes
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepResult:
-    """What one optimizer step did.
-
-    Attributes:
-        step: its number, from 1.
-        loss: sum over its micro-batches divided by all its target tokens.
-        grad_norm: two-norm of the whole gradient before clipping.
-        lr: learning rate.
-        tokens: tokens in the batch, padding included.
-        seconds: wall time.
-        skipped: why it changed no state (a loss or gradient that is not finite), or None.
-        clipped: whether the gradient was scaled down.
-        ssd_read_bytes, ssd_write_bytes: moved by the store.
-        host_peak_bytes: most memory the process has had so far.
-        events: when each operation ran.
-    """
-
-    step: int
-    loss: float
-    grad_norm: float
-    lr: float
-    tokens: int
-    seconds: float
-    skipped: str | None
-    clipped: bool
-    ssd_read_bytes: int
-    ssd_write_bytes: int
-    host_peak_bytes: int
-    events: tuple[OperationEvent, ...]
 
 
 class Trainer:
@@ -229,6 +197,22 @@ class Trainer:
             host_peak_bytes=process_peak_bytes(),
             events=tuple(events),
         )
+
+    def measure(self, micro_batches: Sequence[MicroBatch], resources: Collection[Resource]) -> float:
+        """Seconds that a step's operations on some resources take by themselves; the others' are left out.
+
+        What it computes and writes means nothing, so the trainer cannot be used for anything else afterwards;
+        the last commit stays.
+        """
+        plan = self._prepare(check_micro_batches(micro_batches, self.skeleton.model.config))
+        self._unusable = True
+        scalars = UpdateScalars(lr=0.0, number=1, clip=1.0)
+        work = StepWork(prompt=scalars, delayed=scalars, must_be_finite=False)
+        self._model.begin(micro_batches, step=0, target_tokens=target_tokens(micro_batches))
+        start = time.perf_counter()
+        with torch.random.fork_rng(devices=[]):
+            self._executor.run(plan.build(pending=True), work, only=resources)
+        return time.perf_counter() - start
 
     def evaluate(self, micro_batches: Iterable[MicroBatch], *, at_once: int = 8) -> float:
         """Mean loss over all target tokens of some micro-batches, without dropout; changes nothing.

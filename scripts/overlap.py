@@ -1,0 +1,89 @@
+"""How well a step overlaps: its time, that of its I/O alone, and that of its computation and optimizer alone.
+
+    python scripts/overlap.py FOLDER [--layers 22 --hidden 2048 ... --micro-batches 1 2 4 8]
+
+The default model is a 1.1 B-parameter Llama. A step cannot be faster than the slower of the two; the last
+column is how close it comes.
+"""
+
+import argparse
+import os
+import shutil
+import statistics
+from pathlib import Path
+
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line sets it, before torch is loaded
+
+import torch
+from transformers import AutoConfig
+
+import greedysnake
+from greedysnake.schedule import Resource
+
+IO = (Resource.SSD_READ, Resource.SSD_WRITE)
+REST = tuple(resource for resource in Resource if resource not in IO)
+
+
+def main() -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="folder on the SSD to measure with; its store is removed at the end")
+    for name, default in (("layers", 22), ("hidden", 2048), ("ffn", 5632), ("heads", 32), ("kv-heads", 4)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--vocabulary", type=int, default=32000)
+    parser.add_argument("--sequence", type=int, default=1024)
+    parser.add_argument("--micro-batches", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--steps", type=int, default=2, help="steps measured, after one that is not")
+    parser.add_argument("--host-memory", default=None)
+    parser.add_argument("--delayed-share", type=float, default=None)
+    parser.add_argument("--schedule", default="vertical")
+    parser.add_argument("--no-clipping", action="store_true")
+    arguments = parser.parse_args()
+    print("M   step s   I/O alone   computation alone   step / slower   tokens/s   read B/param   written B/param")
+    for micro_batches in arguments.micro_batches:
+        print(measure(arguments, micro_batches), flush=True)
+
+
+def measure(arguments: argparse.Namespace, micro_batches: int) -> str:
+    """One line of the table."""
+    config = AutoConfig.for_model(
+        "llama",
+        vocab_size=arguments.vocabulary,
+        hidden_size=arguments.hidden,
+        intermediate_size=arguments.ffn,
+        num_hidden_layers=arguments.layers,
+        num_attention_heads=arguments.heads,
+        num_key_value_heads=arguments.kv_heads,
+        max_position_embeddings=arguments.sequence,
+    )
+    ids = torch.randint(0, arguments.vocabulary, (micro_batches, 1, arguments.sequence))
+    batch = [{"input_ids": part, "labels": part} for part in ids]
+    store = arguments.folder / "store"
+    trainer = greedysnake.Trainer(
+        config,
+        store,
+        optimizer=greedysnake.AdamW(lr=1e-5, max_grad_norm=None if arguments.no_clipping else 1.0),
+        host_memory=arguments.host_memory,
+        delayed_share=arguments.delayed_share,
+        schedule=arguments.schedule,
+    )
+    try:
+        trainer.step(batch)
+        results = [trainer.step(batch) for _ in range(arguments.steps)]
+        step = statistics.median(result.seconds for result in results)
+        transfers = statistics.median(trainer.measure(batch, IO) for _ in range(arguments.steps))
+        computation = trainer.measure(batch, REST)
+    finally:
+        trainer.close()
+        shutil.rmtree(store, ignore_errors=True)
+    parameters = sum(slot.elements for layout in trainer.skeleton.layouts for slot in layout.parameters)
+    read, written = (getattr(results[-1], f"ssd_{way}_bytes") / parameters for way in ("read", "write"))
+    return (
+        f"{micro_batches:<3} {step:6.1f}   {transfers:9.1f}   {computation:17.1f}   "
+        f"{step / max(transfers, computation):13.2f}   {results[-1].tokens / step:8.0f}   {read:12.2f}   "
+        f"{written:15.2f}"
+    )
+
+
+if __name__ == "__main__":
+    main()
