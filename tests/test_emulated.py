@@ -69,6 +69,9 @@ def test_a_random_plan_on_an_unkind_device_is_exact(seed, tmp_path, expected):
         layers_per_unit=draw.choice([1, 2]),
         boundaries=draw.choice(["host", "ssd"]),
         gradients=draw.choice(["host", "ssd"]),
+        resident_weights=draw.choice([0.0, 0.0, 0.5, 1.0]),
+        resident_state=draw.choice([0.0, 0.0, 0.4, None]),
+        host_memory=draw.choice(["2GiB", "4GiB"]),
         chunk_elements=draw.choice([4096, 8192, 1 << 20]),
     )
     wanted = expected(name, micro_batches, clipping)

@@ -51,6 +51,8 @@ CHOICES = st.builds(
     ),
     delayed_share=st.floats(0, 1),
     wait_for_norm=st.booleans(),
+    resident_weights=st.sampled_from([0.0, 0.3, 1.0]),
+    resident_state=st.sampled_from([0.0, 0.5, 1.0]),
     gradients=st.sampled_from([Tier.HOST, Tier.SSD]),
     snake=st.booleans(),
     weight_slots=st.integers(1, 4),

@@ -87,6 +87,27 @@ def export(
 
 
 @app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="A run folder; the run may have been killed.")],
+    out: Annotated[
+        Path | None, typer.Option(help="HTML file to write; default: report.html in the run folder.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+) -> None:
+    """Write one HTML page on how a run went and where its time goes."""
+    from greedysnake.report.page import write_report
+
+    page, missing = write_report(run, out)
+    if as_json:
+        typer.echo(json.dumps({"page": str(page), "missing": missing}))
+        return
+    console = Console(soft_wrap=True, highlight=False)
+    for sentence in missing:
+        console.print(f"Note: {escape(sentence)}.")
+    console.print(f"Wrote {escape(str(page))}; open it in a browser.")
+
+
+@app.command()
 def demo(
     run: Annotated[
         Path | None, typer.Option(help="Run folder to create; default: a new greedysnake-demo folder.")

@@ -116,12 +116,15 @@ def run_training(config: RunConfig, console: Console) -> tuple[dict[str, Any], l
     try:
         train_steps(config, trainer, inputs.batches, record, console)
         trainer.close()
+    except GreedySnakeError as error:
+        record.stopped_by = str(error)
+        raise
     except KeyboardInterrupt:
         record.stopped_by = "a second interrupt, in the middle of a step"
         trainer.close()
         console.print(
             f"Broken off in the middle of step {len(record.results) + 1}. Saved: the weights after step "
-            f"{len(record.results)}, in {trainer.storage}, without the part of their update that was still delayed."
+            f"{trainer.last_snapshot}, in {trainer.storage}, without the part of their update that was still delayed."
         )
     finally:
         trainer.close()
@@ -215,6 +218,9 @@ def make_trainer(config: RunConfig, inputs: Inputs) -> Trainer:
         snake=engine.snake,
         boundaries=None if engine.boundaries == "auto" else engine.boundaries,
         gradients=None if engine.gradients == "auto" else engine.gradients,
+        resident_weights=engine.resident_weights,
+        resident_state=engine.resident_state,
+        snapshot_every=training.snapshot_every,
         chunk_elements=engine.chunk_elements or DEFAULT_CHUNK_ELEMENTS,
         max_skipped_steps=training.max_skipped_steps,
         batch=BatchShape(

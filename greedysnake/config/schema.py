@@ -102,6 +102,10 @@ class TrainingConfig(Section):
         description="Steps between evaluations. Needs evaluation data; null: no evaluation in between.",
     )
     eval_sequences: Count = Field(default=32, description="Most sequences used in one evaluation.")
+    snapshot_every: Count | None = Field(
+        default=None,
+        description="Steps between snapshots, what a crash leaves; null: 1 if nothing stays in host memory, else 20.",
+    )
     max_skipped_steps: Count = Field(
         default=10,
         description="Steps in a row with a non-finite loss or gradient that stop the run. "
@@ -170,6 +174,13 @@ class EngineConfig(Section):
     storage: StorageFolders | None = Field(
         default=None,
         description="Folder on the SSD for weights and optimizer state; null: `<run>/store`.",
+    )
+    resident_weights: Share | None = Field(
+        default=0.0,
+        description="Share of all weights that stays in host memory, off the SSD between snapshots; null: as much as fits.",
+    )
+    resident_state: Share | None = Field(
+        default=0.0, description="Likewise of the optimizer's state; null: as much as fits."
     )
     chunk_elements: Annotated[int, Field(strict=True, ge=4096, le=LARGEST_INT, multiple_of=4096)] | None = Field(
         default=None, description="Parameters that the optimizer updates as one chunk; null: 4 Mi."

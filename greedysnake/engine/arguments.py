@@ -17,10 +17,10 @@ def check_arguments(
     dtype: str,
     device: str,
     schedule: str,
-    layers_per_unit: int,
-    delayed_share: float | None,
     boundaries: str | None,
     gradients: str | None,
+    shares: Mapping[str, float | None],
+    counts: Mapping[str, int | None],
     sizes: Mapping[str, int | str | None],
 ) -> None:
     """Refuse arguments that make no sense.
@@ -42,10 +42,12 @@ def check_arguments(
     for name, (value, choices) in allowed.items():
         if value not in choices:
             problems.append(f"{name}: {value!r} is not one of {', '.join(str(choice) for choice in choices)}")
-    if layers_per_unit < 1:
-        problems.append(f"layers_per_unit: must be at least 1, got {layers_per_unit}")
-    if delayed_share is not None and not 0 <= delayed_share <= 1:
-        problems.append(f"delayed_share: must lie between 0 and 1, got {delayed_share}")
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            problems.append(f"{name}: must be at least 1, got {count}")
+    for name, share in shares.items():
+        if share is not None and not 0 <= share <= 1:
+            problems.append(f"{name}: must lie between 0 and 1, got {share}")
     for name, size in sizes.items():
         try:
             parse_bytes(0 if size is None else size)

@@ -6,7 +6,7 @@ its work before it returns, or gives the transfer that will have done it.
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from greedysnake.engine.buffers import Buffers
 from greedysnake.engine.devices import Device
 from greedysnake.engine.queues import QueueRun, StepEndedError
-from greedysnake.engine.unit_store import boundary_key, chunk_key, gradient_key
+from greedysnake.engine.unit_store import boundary_key, gradient_key, state_key, weights_key
 from greedysnake.models.layout import Chunk
 from greedysnake.models.streaming import StreamedModel
 from greedysnake.optim import ChunkUpdater, GradientNorm, UpdateScalars, parameter_norms, total_norm
@@ -155,7 +155,7 @@ class Executor:
     def _load_weights(self, operation: Operation, work: StepWork) -> Transfer:
         unit, slot = _unit(operation), self._buffers[operation.writes[0]]
         return Transfer.together(
-            self._store.read(chunk_key(unit, index), chunk.weights(slot))
+            self._store.read(weights_key(unit, index), chunk.weights(slot))
             for index, chunk in enumerate(self._skeleton.layouts[unit].chunks)
         )
 
@@ -279,9 +279,8 @@ class Executor:
     # Optimizer
 
     def _load_state(self, operation: Operation, work: StepWork) -> Transfer:
-        chunk, key = self._chunk(operation), chunk_key(_unit(operation), _index(operation))
-        state = self._buffers[operation.writes[0]][: chunk.state_bytes]
-        return self._store.read(key, state, chunk.weight_bytes)
+        state = self._buffers[operation.writes[0]][: self._chunk(operation).state_bytes]
+        return self._store.read(state_key(_unit(operation), _index(operation)), state)
 
     def _update(self, operation: Operation, work: StepWork) -> None:
         unit, index, chunk = _unit(operation), _index(operation), self._chunk(operation)
@@ -293,17 +292,43 @@ class Executor:
             raise ValueError(f"{operation}: a delayed update without the scalars of its step")
         self._updater.update(
             chunk,
-            chunk.weights(self._read(operation, "weights")[0]),
-            self._read(operation, "state")[0],
+            chunk.weights(self._read(operation, "weights", "resident_weights")[0]),
+            self._read(operation, "state", "resident_state")[0],
             chunk.gradient(memory) if source.pool == "gradient" else memory[: chunk.elements],
             scalars,
         )
 
     def _store_state(self, operation: Operation, work: StepWork) -> Transfer:
-        chunk = self._chunk(operation)
-        weights = chunk.weights(self._read(operation, "weights")[0])
-        state = self._read(operation, "state")[0][: chunk.state_bytes]
-        return self._store.write(chunk_key(_unit(operation), _index(operation)), [weights, state])
+        unit, index, chunk = _unit(operation), _index(operation), self._chunk(operation)
+        weights = [chunk.weights(memory) for memory in self._read(operation, "weights")]
+        state = [memory[: chunk.state_bytes] for memory in self._read(operation, "state")]
+        writes = [self._store.write(weights_key(unit, index), [part]) for part in weights]
+        return Transfer.together([*writes, *(self._store.write(state_key(unit, index), [part]) for part in state)])
+
+    # What stays in host memory
+
+    def fill_residents(self) -> None:
+        """Read what stays in host memory from the store."""
+        for key, memory in self._residents():
+            self._store.read(key, memory).wait()
+
+    def store_residents(self) -> None:
+        """Write what stays in host memory to the store, for a commit."""
+        for key, memory in self._residents():
+            self._store.write(key, [memory]).wait()
+
+    def _residents(self) -> Iterator[tuple[str, Tensor]]:
+        """Keys and memory of everything resident."""
+        number = 0
+        for unit, layout in enumerate(self._skeleton.layouts):
+            weights = Buffer("resident_weights", unit)
+            for index, chunk in enumerate(layout.chunks):
+                state = Buffer("resident_state", number)
+                number += 1
+                if weights in self._buffers:
+                    yield weights_key(unit, index), chunk.weights(self._buffers[weights])
+                if state in self._buffers:
+                    yield state_key(unit, index), self._buffers[state][: chunk.state_bytes]
 
     # Helpers
 
@@ -312,7 +337,10 @@ class Executor:
 
     def _weights(self, operation: Operation) -> list[Tensor]:
         """Weights where computation reads them: the operation's unit's, then a tied embedding's."""
-        return self._read(operation, "device_weights" if self._choices.separate_device else "weights")
+        if self._choices.separate_device:
+            return self._read(operation, "device_weights")
+        pools = ("weights", "resident_weights")
+        return [self._buffers[buffer] for buffer in operation.reads if buffer.pool in pools]
 
     def _read(self, operation: Operation, *pools: str) -> list[Tensor]:
         """Memory of the buffers that the operation reads from ``pools``, in that order."""

@@ -67,15 +67,14 @@ class QueueRun:
         for operation in self._operations:
             queues[operation.resource].append(operation)
         threads = []
-        for resource, queue in queues.items():
-            if resource != Resource.COMPUTE:
-                ended = threading.Event()
-                name = f"greedysnake-{resource}"
-                threads.append((threading.Thread(target=self._work_alone, args=(queue, ended), name=name), ended))
         interruption = None
         try:
-            for thread, _ in threads:
-                thread.start()
+            for resource, queue in queues.items():
+                if resource != Resource.COMPUTE:
+                    ended = threading.Event()
+                    name = f"greedysnake-{resource}"
+                    threads.append((threading.Thread(target=self._work_alone, args=(queue, ended), name=name), ended))
+                    threads[-1][0].start()
             self._work(queues[Resource.COMPUTE])
         except BaseException as error:
             interruption = error

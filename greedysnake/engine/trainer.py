@@ -17,7 +17,7 @@ from greedysnake.engine.devices import make_device
 from greedysnake.engine.executor import Executor, NonFiniteStepError, StepWork
 from greedysnake.engine.opening import DTYPES, config_of, write_model
 from greedysnake.engine.results import StepResult
-from greedysnake.engine.unit_store import chunk_key, durable_extents, read_unit_weights, scratch_extents
+from greedysnake.engine.unit_store import durable_extents, read_unit_weights, scratch_extents, state_key, weights_key
 from greedysnake.errors import NonFiniteError
 from greedysnake.models.export import export_model
 from greedysnake.models.layout import DEFAULT_CHUNK_ELEMENTS
@@ -52,6 +52,9 @@ class Trainer:
         layers_per_unit: decoder layers loaded and computed as one.
         snake: whether every other unit takes the micro-batches in reverse.
         boundaries, gradients: ``"host"``, ``"ssd"``, for boundaries also ``"device"``, or None: planned.
+        resident_weights, resident_state: share of all weights and of all optimizer state that stays in host memory,
+            and is written to SSD only for a snapshot; None: as much as fits.
+        snapshot_every: steps between snapshots; None: 1 if nothing is resident, else 20.
         chunk_elements: most parameters updated as one, a multiple of 4096.
         max_skipped_steps: steps in a row that may be skipped because they are not finite.
         batch: sizes of the batches to come, so that all is reserved at once; None: learnt from the first step.
@@ -78,6 +81,9 @@ class Trainer:
         snake: bool = True,
         boundaries: str | None = None,
         gradients: str | None = None,
+        resident_weights: float | None = 0.0,
+        resident_state: float | None = 0.0,
+        snapshot_every: int | None = None,
         chunk_elements: int = DEFAULT_CHUNK_ELEMENTS,
         max_skipped_steps: int = 10,
         batch: BatchShape | None = None,
@@ -88,15 +94,21 @@ class Trainer:
             dtype=dtype,
             device=device,
             schedule=schedule,
-            layers_per_unit=layers_per_unit,
-            delayed_share=delayed_share,
             boundaries=boundaries,
             gradients=gradients,
+            shares={
+                "delayed_share": delayed_share,
+                "resident_weights": resident_weights,
+                "resident_state": resident_state,
+            },
+            counts={"layers_per_unit": layers_per_unit, "snapshot_every": snapshot_every},
             sizes={"host_memory": host_memory, "device_memory": device_memory},
         )
         self.optimizer = optimizer or AdamW()
         self._rate = learning_rate or LearningRate(peak=self.optimizer.lr)
         self._max_skipped = max_skipped_steps
+        none_resident = resident_weights == 0 and resident_state == 0
+        self._snapshot_every = snapshot_every or (1 if none_resident else 20)
         limit = None if device_memory is None else parse_bytes(device_memory)
         self._device = make_device(device, limit, seed)
         self._request = PlanRequest(
@@ -109,6 +121,9 @@ class Trainer:
             separate_device=self._device.separate,
             device_memory=limit if limit is not None else self._device.free_bytes(),
             clipping=self.optimizer.max_grad_norm is not None,
+            commits_every_step=self._snapshot_every == 1 and none_resident,
+            resident_weights=resident_weights,
+            resident_state=resident_state,
         )
         self._description = {"dtype": dtype, "layers_per_unit": layers_per_unit, "chunk_elements": chunk_elements}
         self.skeleton = build_skeleton(
@@ -116,10 +131,12 @@ class Trainer:
         )
         self.plan: Plan | None = None if batch is None else make_plan(self.skeleton, batch, self._request)
         self.steps_done = 0
+        self.last_snapshot = 0
         self._updates = 0
         self._skipped = 0
         self._delayed: UpdateScalars | None = None
         self._unusable = False
+        self._executor: Executor | None = None
         self._schedules: dict[tuple[Any, ...], Schedule] = {}
         self._store = Store.create(
             folders[0],
@@ -211,7 +228,7 @@ class Trainer:
         self._model.begin(micro_batches, step=0, target_tokens=target_tokens(micro_batches))
         start = time.perf_counter()
         with torch.random.fork_rng(devices=[]):
-            self._executor.run(plan.build(pending=True), work, only=resources)
+            self._ready().run(plan.build(pending=True), work, only=resources)
         return time.perf_counter() - start
 
     def evaluate(self, micro_batches: Iterable[MicroBatch], *, at_once: int = 8) -> float:
@@ -271,7 +288,9 @@ class Trainer:
             "updates_pending": self._delayed is not None,
         }
         try:
+            self._store_residents()
             self._store.commit(contents)
+            self.last_snapshot = self.steps_done
         except BaseException:
             self._unusable = True
             raise
@@ -284,6 +303,7 @@ class Trainer:
         """
         self._check_usable()
         self.flush()
+        self._store_residents()
         layouts = self.skeleton.layouts
         export_model(self.skeleton, lambda u: read_unit_weights(self._store, u, layouts[u]), Path(folder))
 
@@ -316,7 +336,7 @@ class Trainer:
         """Carry out a schedule; whatever breaks it off leaves the trainer unusable and the last commit whole."""
         try:
             with torch.random.fork_rng(devices=[]):
-                return self._executor.run(schedule, work)
+                return self._ready().run(schedule, work)
         except NonFiniteStepError:
             self._model.abandon()
             raise
@@ -336,7 +356,8 @@ class Trainer:
     def _undo_step(self, plan: Plan) -> None:
         """Forget the updates of a step that is skipped; delayed ones of the step before were sound and stay."""
         self._store.revert(
-            chunk_key(unit, chunk)
+            key(unit, chunk)
+            for key in (weights_key, state_key)
             for unit, sizes in enumerate(plan.shape.units)
             for chunk in plan.choices.prompt_chunks(sizes)
         )
@@ -352,7 +373,8 @@ class Trainer:
         else:
             self._skipped += 1
             self._delayed = None
-        self.snapshot()
+        if self.steps_done % self._snapshot_every == 0:
+            self.snapshot()
         if self._skipped >= self._max_skipped:
             raise NonFiniteError(
                 f"{self._skipped} steps in a row were skipped, the last one (step {self.steps_done}) because "
@@ -372,6 +394,8 @@ class Trainer:
                 tokens=max(batch.tokens, plan.batch.tokens),
             )
         self.flush()
+        self._store_residents()
+        self._executor = None  # its memory is free for the new plan
         plan = make_plan(self.skeleton, batch, self._request)
         self._store.reserve_scratch(self._scratch(plan))
         self._reserve(plan)
@@ -392,9 +416,20 @@ class Trainer:
             choices=plan.choices,
             device=self._device,
         )
+        self._executor.fill_residents()
+
+    def _store_residents(self) -> None:
+        """Write what stays in host memory to the store, so that the store is complete."""
+        if self._executor is not None:
+            self._executor.store_residents()
 
     def _scratch(self, plan: Plan) -> Mapping[str, int]:
         return scratch_extents(self.skeleton.layouts, plan.build(pending=True), plan.batch.micro_batches)
+
+    def _ready(self) -> Executor:
+        if self._executor is None:
+            raise ValueError("no plan has been made yet")
+        return self._executor
 
     def _check_usable(self) -> None:
         if self._unusable:

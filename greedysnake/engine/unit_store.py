@@ -8,12 +8,17 @@ from torch import Tensor
 from greedysnake.models.layout import UnitLayout
 from greedysnake.optim import split_master
 from greedysnake.schedule import Schedule, Tier
-from greedysnake.storage import BLOCK_BYTES, Store, aligned_empty, round_up
+from greedysnake.storage import BLOCK_BYTES, Store, Transfer, aligned_empty, round_up
 
 
-def chunk_key(unit: int, chunk: int) -> str:
-    """The store's key of a chunk: its weights, then its state."""
-    return f"unit{unit}.chunk{chunk}"
+def weights_key(unit: int, chunk: int) -> str:
+    """The store's key of a chunk's weights."""
+    return f"unit{unit}.weights{chunk}"
+
+
+def state_key(unit: int, chunk: int) -> str:
+    """The store's key of a chunk's state."""
+    return f"unit{unit}.state{chunk}"
 
 
 def gradient_key(unit: int, chunk: int) -> str:
@@ -27,12 +32,13 @@ def boundary_key(unit: int, micro_batch: int) -> str:
 
 
 def durable_extents(layouts: Sequence[UnitLayout]) -> dict[str, int]:
-    """Bytes of every chunk's weights and state, by key."""
-    return {
-        chunk_key(unit, index): chunk.weight_bytes + chunk.state_bytes
-        for unit, layout in enumerate(layouts)
-        for index, chunk in enumerate(layout.chunks)
-    }
+    """Bytes of every chunk's weights and of its state, by key."""
+    extents = {}
+    for unit, layout in enumerate(layouts):
+        for index, chunk in enumerate(layout.chunks):
+            extents[weights_key(unit, index)] = chunk.weight_bytes
+            extents[state_key(unit, index)] = chunk.state_bytes
+    return extents
 
 
 def scratch_extents(layouts: Sequence[UnitLayout], schedule: Schedule, micro_batches: int) -> dict[str, int]:
@@ -68,13 +74,14 @@ def write_unit(store: Store, unit: int, layout: UnitLayout, master: Tensor) -> N
         else:
             split_master(chunk.gradient(master), typed, own_state[: 2 * chunk.elements].view(torch.int16))
         own_state[-8 * chunk.elements :].zero_()  # both moments
-        store.write(chunk_key(unit, index), [own_weights, own_state]).wait()
+        weights_written = store.write(weights_key(unit, index), [own_weights])
+        Transfer.together([weights_written, store.write(state_key(unit, index), [own_state])]).wait()
 
 
 def read_unit_weights(store: Store, unit: int, layout: UnitLayout) -> dict[str, Tensor]:
     """A unit's weights by parameter name, as views of one buffer made for them."""
     buffer = aligned_empty(layout.weight_bytes)
-    transfers = [store.read(chunk_key(unit, i), chunk.weights(buffer)) for i, chunk in enumerate(layout.chunks)]
+    transfers = [store.read(weights_key(unit, i), chunk.weights(buffer)) for i, chunk in enumerate(layout.chunks)]
     for transfer in transfers:
         transfer.wait()
     return {slot.name: slot.weight(buffer) for slot in layout.parameters}

@@ -5,7 +5,7 @@ stay in host memory if they fit, and go to SSD if they do not.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -23,6 +23,8 @@ _SLOTS = (
     {"weight_slots": 2, "gradient_slots": 1, "state_slots": 2},
 )
 
+_RESIDENT_STEPS = 20  # shares are multiples of a twentieth
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
@@ -37,6 +39,8 @@ class PlanRequest:
         separate_device: whether computation has memory of its own.
         device_memory: bytes of it that may be used, None for no limit.
         clipping: whether the gradient's norm is limited.
+        commits_every_step: whether what a step wrote can be taken back until the next one.
+        resident_weights, resident_state: shares that stay in host memory; None: as much as fits.
     """
 
     schedule: str = "vertical"
@@ -48,6 +52,9 @@ class PlanRequest:
     separate_device: bool = False
     device_memory: int | None = None
     clipping: bool = False
+    commits_every_step: bool = True
+    resident_weights: float | None = 0.0
+    resident_state: float | None = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +79,10 @@ class Plan:
     device_bytes: dict[str, int]
     device_budget: int | None
     reasons: tuple[str, ...]
+
+    def fits_host(self) -> bool:
+        """Whether host memory suffices."""
+        return sum(self.host_bytes.values()) <= self.host_budget
 
     def fits_device(self) -> bool:
         """Whether device memory suffices."""
@@ -105,7 +116,7 @@ class Plan:
                 "by_purpose": self.device_bytes,
             },
             "ssd": {
-                "weights_and_state_bytes": schedule.pools["ssd_chunk"].bytes,
+                "weights_and_state_bytes": schedule.pools["ssd_weights"].bytes + schedule.pools["ssd_state"].bytes,
                 "boundary_bytes": schedule.pools["ssd_boundary"].bytes,
                 "gradient_bytes": schedule.pools["held"].bytes if self.choices.gradients == Tier.SSD else 0,
                 "read_bytes_per_step": moved["ssd_read"],
@@ -151,11 +162,13 @@ def make_plan(skeleton: Skeleton, batch: BatchShape, request: PlanRequest) -> Pl
     for slots, gradient_tier, boundary_tier in product(_SLOTS, gradients, boundaries):
         choices = Choices(
             delayed_share=share,
-            wait_for_norm=request.clipping and share < 1,
+            wait_for_norm=share < 1 and (request.clipping or not request.commits_every_step),
             separate_device=request.separate_device,
             boundaries=boundary_tier,
             gradients=gradient_tier,
             snake=request.snake,
+            resident_weights=request.resident_weights or 0.0,
+            resident_state=request.resident_state or 0.0,
             **slots,
         )
         host, device = _needs(skeleton, batch, request.schedule, shape, choices)
@@ -175,10 +188,38 @@ def make_plan(skeleton: Skeleton, batch: BatchShape, request: PlanRequest) -> Pl
     on_device = [plan for plan in plans if plan.fits_device()]
     if not on_device:
         raise _too_small(min(plans, key=lambda plan: sum(plan.device_bytes.values())), "device")
-    fitting = [plan for plan in on_device if sum(plan.host_bytes.values()) <= budget]
+    fitting = [plan for plan in on_device if plan.fits_host()]
     if not fitting:
         raise _too_small(min(on_device, key=lambda plan: sum(plan.host_bytes.values())), "host")
-    return fitting[0]
+    return _with_residents(fitting[0], skeleton, request)
+
+
+def _with_residents(plan: Plan, skeleton: Skeleton, request: PlanRequest) -> Plan:
+    """Fill what is left of host memory: with weights, which save three bytes of traffic a byte, then with state."""
+    for name in ("resident_weights", "resident_state"):
+        if getattr(request, name) is not None:
+            continue
+        fewest, most = 0, _RESIDENT_STEPS
+        while fewest < most:  # the largest share that fits
+            middle = (fewest + most + 1) // 2
+            if _with_share(plan, skeleton, name, middle / _RESIDENT_STEPS).fits_host():
+                fewest = middle
+            else:
+                most = middle - 1
+        plan = _with_share(plan, skeleton, name, fewest / _RESIDENT_STEPS)
+        what = name.removeprefix("resident_")
+        reason = f"{fewest / _RESIDENT_STEPS:.0%} of {what} stays in host memory: as much as fits"
+        plan = replace(plan, reasons=(*plan.reasons, reason))
+    return plan
+
+
+def _with_share(plan: Plan, skeleton: Skeleton, name: str, share: float) -> Plan:
+    if name == "resident_weights":
+        choices = replace(plan.choices, resident_weights=share)
+    else:
+        choices = replace(plan.choices, resident_state=share)
+    host, device = _needs(skeleton, plan.batch, plan.schedule, plan.shape, choices)
+    return replace(plan, choices=choices, host_bytes=host, device_bytes=device)
 
 
 def step_shape(skeleton: Skeleton, batch: BatchShape) -> StepShape:

@@ -73,7 +73,13 @@ class ScheduleBuilder:
             for name in _SHARED_POOLS
         }
         self._live_in = {
-            *(Buffer("ssd_chunk", slot) for slot in range(self._first_chunk[-1])),
+            *(Buffer(pool, slot) for pool in ("ssd_weights", "ssd_state") for slot in range(self._first_chunk[-1])),
+            *(
+                Buffer(pool, slot)
+                for pool in ("resident_weights", "resident_state")
+                for slot, size in enumerate(self.pools[pool].slot_bytes)
+                if size
+            ),
             *(Buffer("ssd_frozen", unit) for unit in range(self.units)),
         }
         if pending:
@@ -128,7 +134,23 @@ class ScheduleBuilder:
             "boundary_gradient": compute(shape.boundary_bytes, shape.micro_batches),
             "boundary": host(shape.boundary_bytes, self._boundary_slots(boundaries)),
             "held": ssd(held) if on_ssd else Pool(tier=Tier.HOST, slot_bytes=held),
-            "ssd_chunk": ssd(chunk.weight_bytes + chunk.state_bytes for chunk in chunks),
+            "resident_weights": Pool(
+                tier=Tier.HOST,
+                slot_bytes=tuple(
+                    sizes.weight_bytes if choices.weights_resident(unit) else 0
+                    for unit, sizes in enumerate(shape.units)
+                ),
+            ),
+            "resident_state": Pool(
+                tier=Tier.HOST,
+                slot_bytes=tuple(
+                    chunk.state_bytes if choices.state_resident(index, len(sizes.chunks)) else 0
+                    for sizes in shape.units
+                    for index, chunk in enumerate(sizes.chunks)
+                ),
+            ),
+            "ssd_weights": ssd(chunk.weight_bytes for chunk in chunks),
+            "ssd_state": ssd(chunk.state_bytes for chunk in chunks),
             "ssd_frozen": ssd(unit.frozen_weight_bytes for unit in shape.units),
             "ssd_boundary": ssd([shape.boundary_bytes] * (boundaries if choices.boundaries == Tier.SSD else 0)),
         }
@@ -195,11 +217,14 @@ class ScheduleBuilder:
         return position
 
     def load_weights(self, unit: int) -> Buffer:
-        """Bring a unit's weights into a slot, unless they are in one already."""
+        """Bring a unit's weights into host memory, unless they are there already."""
         if unit in self._loaded:
             return self._loaded[unit]
+        if self._is_resident(unit):
+            self._loaded[unit] = Buffer("resident_weights", unit)
+            return self._loaded[unit]
         slot = self._loaded[unit] = self.take("weights")
-        sources = [Buffer("ssd_chunk", self.chunk_id(unit, c)) for c in range(len(self.shape.units[unit].chunks))]
+        sources = [Buffer("ssd_weights", self.chunk_id(unit, c)) for c in range(len(self.shape.units[unit].chunks))]
         self.emit(
             Kind.LOAD_WEIGHTS,
             Resource.SSD_READ,
@@ -212,8 +237,11 @@ class ScheduleBuilder:
 
     def prefetch_weights(self, unit: int) -> None:
         """Load a unit's weights early where a slot is free."""
-        if self._free["weights"]:
+        if self._free["weights"] or self._is_resident(unit):
             self.load_weights(unit)
+
+    def _is_resident(self, unit: int) -> bool:
+        return bool(self.pools["resident_weights"].slot_bytes[unit])
 
     def compute_weights(self, unit: int) -> Buffer:
         """A unit's weights where computation can read them."""
@@ -234,8 +262,9 @@ class ScheduleBuilder:
     def drop_weights(self, unit: int) -> None:
         """Give back the slots that hold a unit's weights, if any do."""
         for slots in (self._loaded, self._copied):
-            if unit in slots:
-                self.release(slots.pop(unit))
+            slot = slots.pop(unit, None)
+            if slot is not None and slot.pool != "resident_weights":
+                self.release(slot)
 
     def backward_loads(self, unit: int) -> bool:
         """Whether a unit's weights are needed in the backward phase, by its backward or by its updates."""
@@ -253,17 +282,7 @@ class ScheduleBuilder:
         sizes = self.shape.units[unit].chunks
         on_ssd = self.choices.gradients == Tier.SSD
         for chunk in chunks:
-            weights, state = self._loaded[unit], self.take("state")
-            home = Buffer("ssd_chunk", self.chunk_id(unit, chunk))
-            self.emit(
-                Kind.LOAD_STATE,
-                Resource.SSD_READ,
-                unit=unit,
-                chunk=chunk,
-                reads=[home],
-                writes=[state],
-                bytes=sizes[chunk].state_bytes,
-            )
+            weights, state = self._loaded[unit], self._load_state(unit, chunk)
             source = gradient or self.held(unit, chunk)
             if gradient is None and on_ssd:
                 source = self.take("gradient_chunk")
@@ -289,15 +308,44 @@ class ScheduleBuilder:
                 self._drop_held(unit, chunk)
                 if on_ssd:
                     self.release(source)
+            self._store_state(unit, chunk, weights, state)
+
+    def _load_state(self, unit: int, chunk: int) -> Buffer:
+        """A chunk's state in host memory."""
+        number = self.chunk_id(unit, chunk)
+        if self.pools["resident_state"].slot_bytes[number]:
+            return Buffer("resident_state", number)
+        state = self.take("state")
+        self.emit(
+            Kind.LOAD_STATE,
+            Resource.SSD_READ,
+            unit=unit,
+            chunk=chunk,
+            reads=[Buffer("ssd_state", number)],
+            writes=[state],
+            bytes=self.shape.units[unit].chunks[chunk].state_bytes,
+        )
+        return state
+
+    def _store_state(self, unit: int, chunk: int, weights: Buffer, state: Buffer) -> None:
+        """Write a chunk's new weights and state back, as far as they do not stay in host memory."""
+        number, sizes = self.chunk_id(unit, chunk), self.shape.units[unit].chunks[chunk]
+        parts = []
+        if weights.pool == "weights":
+            parts.append((weights, Buffer("ssd_weights", number), sizes.weight_bytes))
+        if state.pool == "state":
+            parts.append((state, Buffer("ssd_state", number), sizes.state_bytes))
+        if parts:
             self.emit(
                 Kind.STORE_STATE,
                 Resource.SSD_WRITE,
                 unit=unit,
                 chunk=chunk,
-                reads=[weights, state],
-                writes=[home],
-                bytes=sizes[chunk].weight_bytes + sizes[chunk].state_bytes,
+                reads=[buffer for buffer, _, _ in parts],
+                writes=[home for _, home, _ in parts],
+                bytes=sum(size for _, _, size in parts),
             )
+        if state.pool == "state":
             self.release(state)
 
     def update_delayed(self, unit: int) -> None:

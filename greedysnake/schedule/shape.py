@@ -1,6 +1,7 @@
 """What a schedule is built from: sizes of the model's units, and the choices of the plan."""
 
 from dataclasses import dataclass
+from math import floor
 
 from greedysnake.schedule.operations import Tier
 
@@ -82,6 +83,8 @@ class Choices:
         boundaries: the tier that keeps boundaries from forward to backward: device (if it is separate), host or ssd.
         gradients: the tier that keeps gradients until their update, host or ssd.
         snake: whether every other unit takes the micro-batches in reverse.
+        resident_weights: the part of all units whose weights stay in host memory.
+        resident_state: the part of each unit's chunks whose state stays in host memory.
         weight_slots, gradient_slots, state_slots: buffers of each kind; they bound how far I/O may run ahead.
     """
 
@@ -91,13 +94,16 @@ class Choices:
     boundaries: Tier = Tier.HOST
     gradients: Tier = Tier.HOST
     snake: bool = True
+    resident_weights: float = 0.0
+    resident_state: float = 0.0
     weight_slots: int = 2
     gradient_slots: int = 1
     state_slots: int = 2
 
     def __post_init__(self) -> None:
-        if not 0 <= self.delayed_share <= 1:
-            raise ValueError(f"delayed_share must lie between 0 and 1, got {self.delayed_share}")
+        for name in ("delayed_share", "resident_weights", "resident_state"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")
         for name in ("weight_slots", "gradient_slots", "state_slots"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -115,6 +121,19 @@ class Choices:
     def boundaries_leave(self) -> bool:
         """Whether boundaries leave the memory that they were computed in until the backward."""
         return self.boundaries != self.compute_tier
+
+    @property
+    def some_resident(self) -> bool:
+        """Whether anything stays in host memory that would otherwise go through SSD."""
+        return self.resident_weights > 0 or self.resident_state > 0
+
+    def weights_resident(self, unit: int) -> bool:
+        """Whether a unit's weights stay in host memory; those that do are spread evenly over the model."""
+        return floor((unit + 1) * self.resident_weights + 1e-9) > floor(unit * self.resident_weights + 1e-9)
+
+    def state_resident(self, chunk: int, chunks: int) -> bool:
+        """Whether the state of a unit's chunk stays in host memory; the first of its ``chunks`` do."""
+        return chunk < round(self.resident_state * chunks)
 
     def first_delayed(self, chunks: int) -> int:
         """Index of a unit's first delayed chunk: the last α of its chunks are, to the nearest whole chunk."""
