@@ -158,7 +158,7 @@ def test_a_call_that_fails_ends_the_run_at_the_last_commit(tmp_path, monkeypatch
         trainer.step(BATCHES[1])
         count = disk.calls
     assert count > 10
-    for at in some_of(count, 12):
+    for at in some_of(count, 8):
         trainer = trainer_in(tmp_path / f"at{at}", tiers)
         trainer.step(BATCHES[0])
         disk.strike(fault, at)

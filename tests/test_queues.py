@@ -311,7 +311,7 @@ def test_the_least_slots_are_enough(name, boundaries, gradients):
             assert len(stage.ended()) == len(operations)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(schedules())
 def test_what_shares_a_buffer_is_ordered_without_the_queues(operations):
     """A queue goes on while a transfer is under way, so its order alone does not keep two transfers apart."""
@@ -335,7 +335,7 @@ def test_no_operations_at_all():
 # Errors
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(schedules(), SEED, st.data())
 def test_an_error_anywhere_ends_the_run(operations, seed, data):
     stage = Stage(operations, seed)
@@ -364,7 +364,7 @@ def test_after_an_error_nothing_else_starts():
     assert len(stage.started()) < 1000
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(schedules(), SEED, st.data())
 def test_a_step_that_ends_early_does_all_that_comes_before(operations, seed, data):
     stage = Stage(operations, seed)
@@ -521,7 +521,7 @@ def interrupt(seconds: tuple[float, ...]) -> None:
 
 
 @pytest.mark.usefixtures("_interrupts")
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(schedules(), SEED, st.data())
 def test_an_interrupt_at_any_time_ends_the_run(operations, seed, data):
     stage = Stage(operations, seed)

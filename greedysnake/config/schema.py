@@ -177,7 +177,8 @@ class EngineConfig(Section):
     )
     resident_weights: Share | None = Field(
         default=0.0,
-        description="Share of all weights that stays in host memory, off the SSD between snapshots; null: as much as fits.",
+        description="Share of all weights that stays in host memory, off the SSD between snapshots; "
+        "null: as much as fits.",
     )
     resident_state: Share | None = Field(
         default=0.0, description="Likewise of the optimizer's state; null: as much as fits."

@@ -4,8 +4,6 @@ Operations run on one queue a resource, each as soon as what it waits for has en
 its work before it returns, or gives the transfer that will have done it.
 """
 
-import threading
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -14,13 +12,14 @@ from torch import Tensor
 
 from greedysnake.engine.buffers import Buffers
 from greedysnake.engine.devices import Device
+from greedysnake.engine.endings import ContentEndings
 from greedysnake.engine.queues import QueueRun, StepEndedError
 from greedysnake.engine.unit_store import boundary_key, gradient_key, state_key, weights_key
 from greedysnake.models.layout import Chunk
 from greedysnake.models.streaming import StreamedModel
 from greedysnake.optim import ChunkUpdater, GradientNorm, UpdateScalars, parameter_norms, total_norm
 from greedysnake.report.events import OperationEvent
-from greedysnake.schedule import Buffer, Choices, Kind, Life, Operation, Resource, Schedule, Tier, content_lives
+from greedysnake.schedule import Buffer, Choices, Kind, Operation, Resource, Schedule, Tier
 from greedysnake.storage import BLOCK_BYTES, Store, Transfer, round_up
 
 
@@ -128,7 +127,7 @@ class Executor:
             schedule.operations,
             perform,
             enter_thread=lambda: torch.set_num_threads(1),  # the cores are for the compute thread
-            ending=_Endings(schedule, self._content_over).ended if Resource.COMPUTE in only else _nothing,
+            ending=ContentEndings(schedule, self._content_over).ended if Resource.COMPUTE in only else _nothing,
         )
         try:
             run.run()
@@ -350,30 +349,6 @@ class Executor:
 
 def _nothing(operation: Operation) -> None:
     """Without computation there are no activations to end."""
-
-
-class _Endings:
-    """Tells when the content of a buffer is over: when all operations that touch it have ended."""
-
-    def __init__(self, schedule: Schedule, over: Callable[[Buffer, Operation], None]) -> None:
-        self._operations = schedule.operations
-        self._over = over
-        self._lock = threading.Lock()
-        self._lives: defaultdict[int, list[Life]] = defaultdict(list)
-        self._left: dict[Life, int] = {}
-        for life in content_lives(schedule):
-            self._left[life] = len(life.uses)
-            for index in life.uses:
-                self._lives[index].append(life)
-
-    def ended(self, operation: Operation) -> None:
-        """Count an operation that has ended."""
-        for life in self._lives.get(operation.index, ()):
-            with self._lock:
-                self._left[life] -= 1
-                over = not self._left[life]
-            if over:
-                self._over(life.buffer, self._operations[life.writer])
 
 
 def _unit(operation: Operation) -> int:

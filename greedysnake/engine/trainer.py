@@ -3,32 +3,33 @@
 import time
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from greedysnake.engine.arguments import check_arguments
 from greedysnake.engine.batches import check_micro_batches, target_tokens
-from greedysnake.engine.buffers import Buffers
 from greedysnake.engine.devices import make_device
-from greedysnake.engine.executor import Executor, NonFiniteStepError, StepWork
+from greedysnake.engine.executor import NonFiniteStepError, StepWork
 from greedysnake.engine.opening import DTYPES, config_of, write_model
+from greedysnake.engine.prepared import PreparedPlan
 from greedysnake.engine.results import StepResult
-from greedysnake.engine.unit_store import durable_extents, read_unit_weights, scratch_extents, state_key, weights_key
+from greedysnake.engine.unit_store import durable_extents, read_unit_weights, scratch_extents
 from greedysnake.errors import NonFiniteError
 from greedysnake.models.export import export_model
 from greedysnake.models.layout import DEFAULT_CHUNK_ELEMENTS
 from greedysnake.models.skeleton import build_skeleton
 from greedysnake.models.streaming import MicroBatch, StreamedModel
-from greedysnake.optim import AdamW, ChunkUpdater, LearningRate, UpdateScalars
+from greedysnake.optim import AdamW, LearningRate, UpdateScalars
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.host import process_peak_bytes
 from greedysnake.plan.placement import Plan, PlanRequest, make_plan
 from greedysnake.report.events import OperationEvent
-from greedysnake.schedule import Resource, Schedule, StepShape, Tier, build_evaluation, build_flush, check_schedule
+from greedysnake.schedule import Resource, Schedule, Tier
 from greedysnake.storage import Store
 from greedysnake.units import parse_bytes
 
@@ -129,30 +130,34 @@ class Trainer:
         self.skeleton = build_skeleton(
             config_of(model), dtype=DTYPES[dtype], layers_per_unit=layers_per_unit, chunk_elements=chunk_elements
         )
-        self.plan: Plan | None = None if batch is None else make_plan(self.skeleton, batch, self._request)
+        plan = None if batch is None else make_plan(self.skeleton, batch, self._request)
         self.steps_done = 0
         self.last_snapshot = 0
         self._updates = 0
         self._skipped = 0
         self._delayed: UpdateScalars | None = None
         self._unusable = False
-        self._executor: Executor | None = None
-        self._schedules: dict[tuple[Any, ...], Schedule] = {}
+        self._prepared: PreparedPlan | None = None
         self._store = Store.create(
             folders[0],
             run=uuid.uuid4().hex,
             durable=durable_extents(self.skeleton.layouts),
-            scratch={} if self.plan is None else self._scratch(self.plan),
+            scratch={} if plan is None else self._scratch(plan),
         )
         try:
             write_model(self._store, self.skeleton, model, seed)
             self._model = StreamedModel(self.skeleton, seed, self._device.torch_device)
-            if self.plan is not None:
-                self._reserve(self.plan)
+            if plan is not None:
+                self._reserve(plan)
             self.snapshot()
         except BaseException:
             self._store.close()
             raise
+
+    @property
+    def plan(self) -> Plan | None:
+        """What goes where; None before the first batch is known."""
+        return None if self._prepared is None else self._prepared.plan
 
     @property
     def storage(self) -> Path:
@@ -180,7 +185,7 @@ class Trainer:
         start = time.perf_counter()
         self._check_usable()
         batch = check_micro_batches(micro_batches, self.skeleton.model.config)
-        plan = self._prepare(batch)
+        prepared = self._prepare(batch)
         read, written = self._store.read_bytes, self._store.written_bytes
         work = StepWork(
             prompt=UpdateScalars(lr=self._rate.at(self.steps_done), number=self._updates + 1, clip=1.0),
@@ -191,15 +196,15 @@ class Trainer:
             micro_batches,
             step=self.steps_done,
             target_tokens=target_tokens(micro_batches),
-            boundaries_leave=plan.choices.boundaries_leave,
+            boundaries_leave=prepared.plan.choices.boundaries_leave,
         )
         skipped = None
         try:
-            events = self._run(self._step_schedule(plan), work)
+            events = self._run(prepared, prepared.step_schedule(pending=self._delayed is not None), work)
         except NonFiniteStepError as error:
             skipped, events = str(error), []
-            self._undo_step(plan)
-        self._finish_step(plan, work, skipped)
+            self._store.revert(prepared.prompt_keys())  # delayed updates of the step before were sound and stay
+        self._finish_step(prepared, work, skipped)
         return StepResult(
             step=self.steps_done,
             loss=sum(work.losses[m].item() for m in sorted(work.losses)) if skipped is None else float("nan"),
@@ -221,14 +226,14 @@ class Trainer:
         What it computes and writes means nothing, so the trainer cannot be used for anything else afterwards;
         the last commit stays.
         """
-        plan = self._prepare(check_micro_batches(micro_batches, self.skeleton.model.config))
+        prepared = self._prepare(check_micro_batches(micro_batches, self.skeleton.model.config))
         self._unusable = True
         scalars = UpdateScalars(lr=0.0, number=1, clip=1.0)
         work = StepWork(prompt=scalars, delayed=scalars, must_be_finite=False)
         self._model.begin(micro_batches, step=0, target_tokens=target_tokens(micro_batches))
         start = time.perf_counter()
         with torch.random.fork_rng(devices=[]):
-            self._ready().run(plan.build(pending=True), work, only=resources)
+            prepared.executor.run(prepared.step_schedule(pending=True), work, only=resources)
         return time.perf_counter() - start
 
     def evaluate(self, micro_batches: Iterable[MicroBatch], *, at_once: int = 8) -> float:
@@ -254,29 +259,20 @@ class Trainer:
     def _evaluate(self, group: list[MicroBatch]) -> float:
         """Summed loss of micro-batches that go through the model together."""
         batch = check_micro_batches(group, self.skeleton.model.config)
-        plan = self.plan or self._prepare(batch)
+        prepared = self._prepared or self._prepare(batch)
         self.flush()
-        key = ("evaluation", len(group))
-        if key not in self._schedules:
-            shape = StepShape(
-                units=plan.shape.units,
-                micro_batches=len(group),
-                boundary_bytes=plan.shape.boundary_bytes,
-                tied=plan.shape.tied,
-            )
-            self._schedules[key] = build_evaluation(shape, plan.choices)
         work = StepWork(prompt=UpdateScalars(lr=0.0, number=0, clip=1.0))
         self._model.begin(group, step=self.steps_done, target_tokens=1, training=False)
         with torch.no_grad():
-            self._run(self._schedules[key], work)
+            self._run(prepared, prepared.evaluation_schedule(len(group)), work)
         return sum(loss.item() for loss in work.losses.values())
 
     def flush(self) -> None:
         """Apply delayed updates now; the next step then has none to apply. The numbers stay the same."""
-        if self._delayed is None or self.plan is None:
+        if self._delayed is None or self._prepared is None:
             return
         work = StepWork(prompt=self._delayed, delayed=self._delayed)
-        self._run(build_flush(self.plan.shape, self.plan.choices), work)
+        self._run(self._prepared, self._prepared.flush_schedule(), work)
         self._delayed = None
 
     def snapshot(self) -> None:
@@ -332,11 +328,11 @@ class Trainer:
 
     # Parts of a step
 
-    def _run(self, schedule: Schedule, work: StepWork) -> list[OperationEvent]:
+    def _run(self, prepared: PreparedPlan, schedule: Schedule, work: StepWork) -> list[OperationEvent]:
         """Carry out a schedule; whatever breaks it off leaves the trainer unusable and the last commit whole."""
         try:
             with torch.random.fork_rng(devices=[]):
-                return self._ready().run(schedule, work)
+                return prepared.executor.run(schedule, work)
         except NonFiniteStepError:
             self._model.abandon()
             raise
@@ -345,31 +341,13 @@ class Trainer:
             self._model.abandon()
             raise
 
-    def _step_schedule(self, plan: Plan) -> Schedule:
-        key = ("step", self._delayed is not None)
-        if key not in self._schedules:
-            schedule = plan.build(pending=self._delayed is not None)
-            check_schedule(schedule)
-            self._schedules[key] = schedule
-        return self._schedules[key]
-
-    def _undo_step(self, plan: Plan) -> None:
-        """Forget the updates of a step that is skipped; delayed ones of the step before were sound and stay."""
-        self._store.revert(
-            key(unit, chunk)
-            for key in (weights_key, state_key)
-            for unit, sizes in enumerate(plan.shape.units)
-            for chunk in plan.choices.prompt_chunks(sizes)
-        )
-
-    def _finish_step(self, plan: Plan, work: StepWork, skipped: str | None) -> None:
+    def _finish_step(self, prepared: PreparedPlan, work: StepWork, skipped: str | None) -> None:
         """Count the step, remember what it left for the next one, and commit."""
         self.steps_done += 1
         if skipped is None:
             self._updates += 1
             self._skipped = 0
-            some_delayed = any(plan.choices.delayed_chunks(sizes) for sizes in plan.shape.units)
-            self._delayed = work.prompt if some_delayed else None
+            self._delayed = work.prompt if prepared.leaves_delayed() else None
         else:
             self._skipped += 1
             self._delayed = None
@@ -382,54 +360,34 @@ class Trainer:
                 f"at the data"
             )
 
-    def _prepare(self, batch: BatchShape) -> Plan:
-        """The plan for a batch: the one there is, if the batch fits it."""
-        plan = self.plan
-        if plan is not None and plan.batch.micro_batches == batch.micro_batches:
-            if batch.rows <= plan.batch.rows and batch.tokens <= plan.batch.tokens:
-                return plan
-            batch = BatchShape(
-                micro_batches=batch.micro_batches,
-                rows=max(batch.rows, plan.batch.rows),
-                tokens=max(batch.tokens, plan.batch.tokens),
-            )
-        self.flush()
-        self._store_residents()
-        self._executor = None  # its memory is free for the new plan
+    def _prepare(self, batch: BatchShape) -> PreparedPlan:
+        """What is ready for a batch: what there is, if the batch fits it."""
+        before = self._prepared
+        if before is not None:
+            if before.serves(batch):
+                return before
+            own = before.plan.batch
+            batch = replace(batch, rows=max(batch.rows, own.rows), tokens=max(batch.tokens, own.tokens))
+            self.flush()
+            self._store_residents()
+            self._prepared = before = None  # its memory is free for the new plan
         plan = make_plan(self.skeleton, batch, self._request)
         self._store.reserve_scratch(self._scratch(plan))
-        self._reserve(plan)
-        self.plan = plan
-        return plan
+        return self._reserve(plan)
 
-    def _reserve(self, plan: Plan) -> None:
+    def _reserve(self, plan: Plan) -> PreparedPlan:
         """Memory for everything that the plan's schedules need."""
-        self._schedules = {}
         self._device.close()  # gives up what the plan before reserved
-        self._executor = Executor(
-            model=self._model,
-            store=self._store,
-            buffers=Buffers(plan.build(pending=True).pools, self._device),
-            updater=ChunkUpdater(
-                self.optimizer, max(chunk.elements for layout in self.skeleton.layouts for chunk in layout.chunks)
-            ),
-            choices=plan.choices,
-            device=self._device,
-        )
-        self._executor.fill_residents()
+        self._prepared = PreparedPlan(plan, self._model, self._store, optimizer=self.optimizer, device=self._device)
+        return self._prepared
 
     def _store_residents(self) -> None:
         """Write what stays in host memory to the store, so that the store is complete."""
-        if self._executor is not None:
-            self._executor.store_residents()
+        if self._prepared is not None:
+            self._prepared.executor.store_residents()
 
     def _scratch(self, plan: Plan) -> Mapping[str, int]:
         return scratch_extents(self.skeleton.layouts, plan.build(pending=True), plan.batch.micro_batches)
-
-    def _ready(self) -> Executor:
-        if self._executor is None:
-            raise ValueError("no plan has been made yet")
-        return self._executor
 
     def _check_usable(self) -> None:
         if self._unusable:

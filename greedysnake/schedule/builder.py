@@ -1,47 +1,14 @@
-"""The pieces that every schedule is put together from.
+"""The pieces that every schedule is put together from: weights that come and go, gradients, updates."""
 
-A :class:`ScheduleBuilder` hands out buffer slots and works out what each operation must wait for from
-the buffers it touches (read after write, write after read, write after write), so that a builder of a
-schedule states only what happens, in order.
-"""
-
-from collections import defaultdict, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
-from greedysnake.schedule.operations import Buffer, Kind, Operation, Pool, Resource, Schedule, Tier
+from greedysnake.schedule.operations import Buffer, Kind, Resource, Schedule, Tier
+from greedysnake.schedule.pools import make_pools
 from greedysnake.schedule.shape import Choices, StepShape
-
-_SHARED_POOLS = (
-    "weights",
-    "gradient",
-    "state",
-    "gradient_chunk",
-    "device_weights",
-    "device_gradient",
-    "activation",
-    "boundary",
-)
-"""Pools whose slots serve one content after another; a slot of any other pool has one purpose."""
+from greedysnake.schedule.tape import OperationTape
 
 
-@dataclass
-class _Draft:
-    """An operation whose releases are not known yet."""
-
-    kind: Kind
-    resource: Resource
-    unit: int | None
-    micro_batch: int | None
-    chunk: int | None
-    reads: tuple[Buffer, ...]
-    writes: tuple[Buffer, ...]
-    after: tuple[int, ...]
-    bytes: int
-    releases: list[Buffer] = field(default_factory=list)
-
-
-class ScheduleBuilder:
+class ScheduleBuilder(OperationTape):
     """Collects the operations of one step over ``shape`` under ``choices``.
 
     Args:
@@ -52,26 +19,17 @@ class ScheduleBuilder:
     """
 
     def __init__(self, shape: StepShape, choices: Choices, *, pending: bool, partial_sums: bool = False) -> None:
+        super().__init__(make_pools(shape, choices, holds_all=partial_sums or choices.wait_for_norm))
         self.shape = shape
         self.choices = choices
         self.pending = pending
-        self._holds_all = partial_sums or choices.wait_for_norm
         self.units = len(shape.units)
-        self._drafts: list[_Draft] = []
-        self._writer: dict[Buffer, int] = {}
-        self._readers: defaultdict[Buffer, list[int]] = defaultdict(list)
-        self._last_use: dict[Buffer, int] = {}
         self._first_chunk = [0]
         for unit in shape.units:
             self._first_chunk.append(self._first_chunk[-1] + len(unit.chunks))
         self._loaded: dict[int, Buffer] = {}
         self._copied: dict[int, Buffer] = {}  # weights on a separate device
         self._held: set[Buffer] = set()
-        self.pools = self._make_pools()
-        self._free = {
-            name: deque(Buffer(name, slot) for slot in range(len(self.pools[name].slot_bytes)))
-            for name in _SHARED_POOLS
-        }
         self._live_in = {
             *(Buffer(pool, slot) for pool in ("ssd_weights", "ssd_state") for slot in range(self._first_chunk[-1])),
             *(
@@ -90,91 +48,6 @@ class ScheduleBuilder:
             }
             self._live_in |= self._held
 
-    def _make_pools(self) -> dict[str, Pool]:
-        shape, choices = self.shape, self.choices
-        chunks = [chunk for unit in shape.units for chunk in unit.chunks]
-        largest_weights = max(unit.weight_bytes for unit in shape.units)
-        largest_gradient = max(unit.gradient_bytes for unit in shape.units)
-        largest_state = max((chunk.state_bytes for chunk in chunks), default=0)
-        largest_chunk = max((chunk.gradient_bytes for chunk in chunks), default=0)
-        held = tuple(
-            chunk.gradient_bytes if self._holds_all or index in choices.delayed_chunks(unit) else 0
-            for unit in shape.units
-            for index, chunk in enumerate(unit.chunks)
-        )
-        on_ssd = choices.gradients == Tier.SSD
-        boundaries = (self.units - 1) * shape.micro_batches
-        leave = choices.boundaries_leave
-        weight_slots = max(choices.weight_slots, 2 if shape.tied else 1)
-        device_gradients = choices.gradient_slots + shape.tied
-
-        def host(size: int, slots: int) -> Pool:
-            return Pool(tier=Tier.HOST, slot_bytes=(size,) * slots)
-
-        def compute(size: int, slots: int) -> Pool:
-            return Pool(tier=choices.compute_tier, slot_bytes=(size,) * slots)
-
-        def device(size: int, slots: int) -> Pool:
-            return Pool(tier=Tier.DEVICE, slot_bytes=(size,) * (slots if choices.separate_device else 0))
-
-        def ssd(slot_bytes: Iterable[int]) -> Pool:
-            return Pool(tier=Tier.SSD, slot_bytes=tuple(slot_bytes))
-
-        return {
-            "weights": host(largest_weights, weight_slots),
-            "gradient": host(largest_gradient, choices.gradient_slots),
-            "state": host(largest_state, choices.state_slots),
-            "gradient_chunk": host(largest_chunk, choices.state_slots if on_ssd else 0),
-            "tied_gradient": host(shape.units[0].gradient_bytes, int(shape.tied)),
-            "norm": host(8, self.units + 1),
-            "device_weights": device(largest_weights, weight_slots),
-            "device_gradient": device(largest_gradient, device_gradients),
-            # those of two units are there at once where they leave: one that arrives, one that is made
-            "activation": compute(shape.boundary_bytes, 2 * shape.micro_batches if leave else boundaries),
-            "boundary_gradient": compute(shape.boundary_bytes, shape.micro_batches),
-            "boundary": host(shape.boundary_bytes, self._boundary_slots(boundaries)),
-            "held": ssd(held) if on_ssd else Pool(tier=Tier.HOST, slot_bytes=held),
-            "resident_weights": Pool(
-                tier=Tier.HOST,
-                slot_bytes=tuple(
-                    sizes.weight_bytes if choices.weights_resident(unit) else 0
-                    for unit, sizes in enumerate(shape.units)
-                ),
-            ),
-            "resident_state": Pool(
-                tier=Tier.HOST,
-                slot_bytes=tuple(
-                    chunk.state_bytes if choices.state_resident(index, len(sizes.chunks)) else 0
-                    for sizes in shape.units
-                    for index, chunk in enumerate(sizes.chunks)
-                ),
-            ),
-            "ssd_weights": ssd(chunk.weight_bytes for chunk in chunks),
-            "ssd_state": ssd(chunk.state_bytes for chunk in chunks),
-            "ssd_frozen": ssd(unit.frozen_weight_bytes for unit in shape.units),
-            "ssd_boundary": ssd([shape.boundary_bytes] * (boundaries if choices.boundaries == Tier.SSD else 0)),
-        }
-
-    def _boundary_slots(self, boundaries: int) -> int:
-        """Host memory for boundaries that leave: for all of them, or for those on their way to SSD and back."""
-        if not self.choices.boundaries_leave:
-            return 0
-        return boundaries if self.choices.boundaries == Tier.HOST else 4
-
-    # Buffers
-
-    def take(self, pool: str) -> Buffer:
-        """The slot of ``pool`` that has been free for longest."""
-        if not self._free[pool]:
-            raise ValueError(f"pool {pool!r} has too few slots ({len(self.pools[pool].slot_bytes)}) for this schedule")
-        return self._free[pool].popleft()
-
-    def release(self, buffer: Buffer) -> None:
-        """Mark the end of ``buffer``'s content at its last use so far."""
-        self._drafts[self._last_use[buffer]].releases.append(buffer)
-        if buffer.pool in self._free:
-            self._free[buffer.pool].append(buffer)
-
     def chunk_id(self, unit: int, chunk: int) -> int:
         """Number of a unit's chunk among the chunks of all units."""
         return self._first_chunk[unit] + chunk
@@ -182,39 +55,6 @@ class ScheduleBuilder:
     def held(self, unit: int, chunk: int) -> Buffer:
         """Where a chunk's gradient waits for its update."""
         return Buffer("held", self.chunk_id(unit, chunk))
-
-    # Operations
-
-    def emit(
-        self,
-        kind: Kind,
-        resource: Resource,
-        *,
-        unit: int | None = None,
-        micro_batch: int | None = None,
-        chunk: int | None = None,
-        reads: Iterable[Buffer] = (),
-        writes: Iterable[Buffer] = (),
-        bytes: int = 0,
-        also_after: Iterable[int] = (),
-    ) -> int:
-        """Append an operation that waits for what its buffers make it wait for, and for ``also_after``; its index."""
-        reads, writes = tuple(reads), tuple(writes)
-        position = len(self._drafts)
-        after = {self._writer[buffer] for buffer in (*reads, *writes) if buffer in self._writer}
-        after |= {reader for buffer in writes for reader in self._readers[buffer]}
-        after |= set(also_after)
-        for buffer in reads:
-            self._readers[buffer].append(position)
-        for buffer in writes:
-            self._writer[buffer] = position
-            self._readers[buffer] = []
-        for buffer in (*reads, *writes):
-            self._last_use[buffer] = position
-        self._drafts.append(
-            _Draft(kind, resource, unit, micro_batch, chunk, reads, writes, tuple(sorted(after)), bytes)
-        )
-        return position
 
     def load_weights(self, unit: int) -> Buffer:
         """Bring a unit's weights into host memory, unless they are there already."""
@@ -237,7 +77,7 @@ class ScheduleBuilder:
 
     def prefetch_weights(self, unit: int) -> None:
         """Load a unit's weights early where a slot is free."""
-        if self._free["weights"] or self._is_resident(unit):
+        if self.has_free("weights") or self._is_resident(unit):
             self.load_weights(unit)
 
     def _is_resident(self, unit: int) -> bool:
@@ -477,26 +317,10 @@ class ScheduleBuilder:
 
     def build(self, name: str) -> Schedule:
         """The finished schedule."""
-        operations = tuple(
-            Operation(
-                index=index,
-                kind=draft.kind,
-                resource=draft.resource,
-                unit=draft.unit,
-                micro_batch=draft.micro_batch,
-                chunk=draft.chunk,
-                reads=draft.reads,
-                writes=draft.writes,
-                releases=tuple(draft.releases),
-                after=draft.after,
-                bytes=draft.bytes,
-            )
-            for index, draft in enumerate(self._drafts)
-        )
         at_rest = {buffer for buffer in self._live_in if buffer.pool != "held"}
         return Schedule(
             name=name,
-            operations=operations,
+            operations=self.operations(),
             pools=self.pools,
             live_in=frozenset(self._live_in),
             live_out=frozenset(at_rest | self._held),

@@ -1,0 +1,96 @@
+"""The memory that a schedule happens in: which pools there are, and how large."""
+
+from collections.abc import Iterable
+
+from greedysnake.schedule.operations import Pool, Tier
+from greedysnake.schedule.shape import Choices, StepShape
+
+SHARED_POOLS = (
+    "weights",
+    "gradient",
+    "state",
+    "gradient_chunk",
+    "device_weights",
+    "device_gradient",
+    "activation",
+    "boundary",
+)
+"""Pools whose slots serve one content after another; a slot of any other pool has one purpose."""
+
+
+def make_pools(shape: StepShape, choices: Choices, *, holds_all: bool) -> dict[str, Pool]:
+    """Pools by name.
+
+    Args:
+        shape: sizes of the step.
+        choices: what the plan decided.
+        holds_all: whether every chunk's gradient is put away at some time, not only those of delayed chunks.
+    """
+    chunks = [chunk for unit in shape.units for chunk in unit.chunks]
+    largest_weights = max(unit.weight_bytes for unit in shape.units)
+    largest_gradient = max(unit.gradient_bytes for unit in shape.units)
+    largest_state = max((chunk.state_bytes for chunk in chunks), default=0)
+    largest_chunk = max((chunk.gradient_bytes for chunk in chunks), default=0)
+    held = tuple(
+        chunk.gradient_bytes if holds_all or index in choices.delayed_chunks(unit) else 0
+        for unit in shape.units
+        for index, chunk in enumerate(unit.chunks)
+    )
+    on_ssd = choices.gradients == Tier.SSD
+    boundaries = (len(shape.units) - 1) * shape.micro_batches
+    leave = choices.boundaries_leave
+    weight_slots = max(choices.weight_slots, 2 if shape.tied else 1)
+    device_gradients = choices.gradient_slots + shape.tied
+
+    def host(size: int, slots: int) -> Pool:
+        return Pool(tier=Tier.HOST, slot_bytes=(size,) * slots)
+
+    def compute(size: int, slots: int) -> Pool:
+        return Pool(tier=choices.compute_tier, slot_bytes=(size,) * slots)
+
+    def device(size: int, slots: int) -> Pool:
+        return Pool(tier=Tier.DEVICE, slot_bytes=(size,) * (slots if choices.separate_device else 0))
+
+    def ssd(slot_bytes: Iterable[int]) -> Pool:
+        return Pool(tier=Tier.SSD, slot_bytes=tuple(slot_bytes))
+
+    return {
+        "weights": host(largest_weights, weight_slots),
+        "gradient": host(largest_gradient, choices.gradient_slots),
+        "state": host(largest_state, choices.state_slots),
+        "gradient_chunk": host(largest_chunk, choices.state_slots if on_ssd else 0),
+        "tied_gradient": host(shape.units[0].gradient_bytes, int(shape.tied)),
+        "norm": host(8, len(shape.units) + 1),
+        "device_weights": device(largest_weights, weight_slots),
+        "device_gradient": device(largest_gradient, device_gradients),
+        # those of two units are there at once where they leave: one that arrives, one that is made
+        "activation": compute(shape.boundary_bytes, 2 * shape.micro_batches if leave else boundaries),
+        "boundary_gradient": compute(shape.boundary_bytes, shape.micro_batches),
+        "boundary": host(shape.boundary_bytes, _boundary_slots(choices, boundaries)),
+        "held": ssd(held) if on_ssd else Pool(tier=Tier.HOST, slot_bytes=held),
+        "resident_weights": Pool(
+            tier=Tier.HOST,
+            slot_bytes=tuple(
+                sizes.weight_bytes if choices.weights_resident(unit) else 0 for unit, sizes in enumerate(shape.units)
+            ),
+        ),
+        "resident_state": Pool(
+            tier=Tier.HOST,
+            slot_bytes=tuple(
+                chunk.state_bytes if choices.state_resident(index, len(sizes.chunks)) else 0
+                for sizes in shape.units
+                for index, chunk in enumerate(sizes.chunks)
+            ),
+        ),
+        "ssd_weights": ssd(chunk.weight_bytes for chunk in chunks),
+        "ssd_state": ssd(chunk.state_bytes for chunk in chunks),
+        "ssd_frozen": ssd(unit.frozen_weight_bytes for unit in shape.units),
+        "ssd_boundary": ssd([shape.boundary_bytes] * (boundaries if choices.boundaries == Tier.SSD else 0)),
+    }
+
+
+def _boundary_slots(choices: Choices, boundaries: int) -> int:
+    """Host memory for boundaries that leave: for all of them, or for those on their way to SSD and back."""
+    if not choices.boundaries_leave:
+        return 0
+    return boundaries if choices.boundaries == Tier.HOST else 4
