@@ -71,12 +71,15 @@ def test_a_step_reports_what_it_did(tmp_path):
 
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("clipping", [None, 1.0])
-def test_a_step_that_is_not_finite_changes_nothing(tmp_path, monkeypatch, share, clipping):
+@pytest.mark.parametrize(
+    "keeping", [{}, {"snapshot_every": 5}, {"resident_weights": 0.5, "resident_state": 0.5}], ids=str
+)
+def test_a_step_that_is_not_finite_changes_nothing(tmp_path, monkeypatch, share, clipping, keeping):
     batches = random_batches(4)
     settings = AdamW(lr=1e-2, max_grad_norm=clipping)
 
     def run(folder: Path, poisoned: int | None) -> dict[str, torch.Tensor]:
-        with trainer_for(folder, delayed_share=share, optimizer=settings) as trainer:
+        with trainer_for(folder, delayed_share=share, optimizer=settings, **keeping) as trainer:
             for index, batch in enumerate(batches):
                 with monkeypatch.context() as patch:
                     if index == poisoned:
@@ -138,6 +141,32 @@ def test_an_interrupt_in_the_middle_keeps_the_last_commit(tmp_path, monkeypatch)
     trainer.close()
     found = weights_in(tmp_path / "store")
     assert [name for name in found if not torch.equal(found[name], expected[name])] == []
+
+
+def test_an_interrupt_between_a_step_and_its_commit_keeps_the_last_commit(tmp_path, monkeypatch):
+    batches = random_batches(2)
+    trainer = trainer_for(tmp_path, delayed_share=1.0)
+    trainer.step(batches[0])
+    before = weights_in_open(trainer)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "_finish_step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.step(batches[1])
+    trainer.close()
+    found = weights_in(tmp_path / "store")
+    assert [name for name in found if not torch.equal(found[name], before[name])] == []
+
+
+def weights_in_open(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """Weights in the store as they are now, delayed updates not applied."""
+    return {
+        name: tensor.clone()
+        for unit, layout in enumerate(trainer.skeleton.layouts)
+        for name, tensor in read_unit_weights(trainer._store, unit, layout).items()
+    }
 
 
 def _export(trainer: Trainer, folder: Path) -> dict[str, torch.Tensor]:

@@ -75,7 +75,9 @@ class PreparedPlan:
         return any(self.plan.choices.delayed_chunks(sizes) for sizes in self.plan.shape.units)
 
     def prompt_keys(self) -> list[str]:
-        """The store's keys of what a step's own updates write."""
+        """The store's keys of what a step's own updates have written before its norm was known."""
+        if self.plan.choices.wait_for_norm:
+            return []
         return [
             key(unit, chunk)
             for key in (weights_key, state_key)

@@ -199,6 +199,7 @@ class Trainer:
             boundaries_leave=prepared.plan.choices.boundaries_leave,
         )
         skipped = None
+        self._unusable = True  # until the step is counted: whatever breaks it off leaves the last commit as it is
         try:
             events = self._run(prepared, prepared.step_schedule(pending=self._delayed is not None), work)
         except NonFiniteStepError as error:
@@ -272,8 +273,10 @@ class Trainer:
         if self._delayed is None or self._prepared is None:
             return
         work = StepWork(prompt=self._delayed, delayed=self._delayed)
+        self._unusable = True
         self._run(self._prepared, self._prepared.flush_schedule(), work)
         self._delayed = None
+        self._unusable = False
 
     def snapshot(self) -> None:
         """Commit everything that is in the store: a crash from here on leaves this state."""
@@ -314,9 +317,11 @@ class Trainer:
                 self.snapshot()
         finally:
             self._unusable = True
-            self._model.close()
-            self._store.close()
-            self._device.close()
+            try:
+                self._model.close()
+            finally:
+                self._store.close()
+                self._device.close()
 
     def __enter__(self) -> Self:
         return self
@@ -351,6 +356,7 @@ class Trainer:
         else:
             self._skipped += 1
             self._delayed = None
+        self._unusable = False
         if self.steps_done % self._snapshot_every == 0:
             self.snapshot()
         if self._skipped >= self._max_skipped:

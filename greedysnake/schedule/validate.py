@@ -1,7 +1,8 @@
 """Proof that a schedule is safe, by code that shares nothing with the builders.
 
-Two operations are ordered when a chain of ``after`` edges and same-resource queue order leads from one
-to the other. Every order that respects those edges must be safe, not just the order of the list:
+Two operations are ordered when a chain of ``after`` edges and queue order leads from one to the other; on
+the SSD's queues an operation has started, not ended, when the next one starts. Every order that respects
+this must be safe, not just the order of the list:
 
 - an operation reads only what was written, and the write is ordered before the read;
 - a buffer is written only when every earlier reader and writer is ordered before the write;
@@ -37,27 +38,29 @@ class _Life:
     readers: list[int] = field(default_factory=list)
 
 
+_OVERLAPPING = frozenset({Resource.SSD_READ, Resource.SSD_WRITE})
+"""Resources whose queue goes on while a transfer is under way: an operation there may end after the next one."""
+
+
 class _Order:
-    """Happens-before, by vector clocks: one entry a resource."""
+    """Happens-before: for each operation, the set of those that have always ended when it starts, as bits."""
 
     def __init__(self, operations: tuple[Operation, ...]) -> None:
-        self._resources = list(Resource)
-        self._operations = operations
-        self._clocks: list[list[int]] = []
-        latest = [-1] * len(self._resources)
+        self._ended: list[int] = []
+        latest: dict[Resource, int] = {}
         for position, operation in enumerate(operations):
-            own = self._resources.index(operation.resource)
-            clock = list(self._clocks[latest[own]]) if latest[own] >= 0 else [-1] * len(self._resources)
+            ended = 0
             for earlier in operation.after:
-                clock = [max(pair) for pair in zip(clock, self._clocks[earlier], strict=True)]
-            clock[own] = position
-            self._clocks.append(clock)
-            latest[own] = position
+                ended |= self._ended[earlier] | 1 << earlier
+            before = latest.get(operation.resource)
+            if before is not None:  # it has started, so what it waited for has ended
+                ended |= self._ended[before] | (0 if operation.resource in _OVERLAPPING else 1 << before)
+            self._ended.append(ended)
+            latest[operation.resource] = position
 
     def before(self, first: int, second: int) -> bool:
         """Whether ``first`` has always ended when ``second`` starts."""
-        resource = self._resources.index(self._operations[first].resource)
-        return first != second and self._clocks[second][resource] >= first
+        return bool(self._ended[second] >> first & 1)
 
 
 def check_schedule(schedule: Schedule) -> Peaks:
