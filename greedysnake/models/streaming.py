@@ -254,7 +254,10 @@ class StreamedModel:
             )
 
     def _set_seed(self, micro_batch: int, layer: int) -> None:
-        torch.manual_seed(layer_seed(self._seed, self._step, micro_batch, layer))
+        seed = layer_seed(self._seed, self._step, micro_batch, layer)
+        torch.default_generator.manual_seed(seed)  # as torch.manual_seed, without a look at every device
+        if self._device.type == "cuda":
+            torch.cuda.manual_seed(seed)
 
     # Backward
 
