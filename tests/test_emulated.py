@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from architectures import random_batches, small_config
+from committed import weights_in
 
 from greedysnake import AdamW, Trainer
-from greedysnake.engine.opening import open_committed
-from greedysnake.engine.unit_store import read_unit_weights
 
 STEPS = 3
 
@@ -30,15 +29,7 @@ def train(folder: Path, name: str, micro_batches: int, clipping: float | None, *
     ) as trainer:
         for batch in random_batches(STEPS, micro_batches):
             assert trainer.step(batch).skipped is None
-    store, skeleton, _ = open_committed(folder / "store")
-    try:
-        return {
-            name: tensor.clone()
-            for unit, layout in enumerate(skeleton.layouts)
-            for name, tensor in read_unit_weights(store, unit, layout).items()
-        }
-    finally:
-        store.close()
+    return weights_in(folder / "store")
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from architectures import random_batches, small_config
+from committed import weights_in
 from torch import nn
 from transformers import AutoModelForCausalLM
 
 from greedysnake import AdamW, Trainer
-from greedysnake.engine.opening import open_committed
 from greedysnake.engine.unit_store import read_unit_weights
 from greedysnake.errors import (
     ConfigError,
@@ -26,19 +26,6 @@ from greedysnake.models.streaming import StreamedModel
 def trainer_for(folder: Path, name: str = "llama", **settings) -> Trainer:
     settings = {"dtype": "float32", "chunk_elements": 8192, "optimizer": AdamW(lr=1e-2), **settings}
     return Trainer(small_config(name), folder / "store", **settings)
-
-
-def weights_in(folder: Path) -> dict[str, torch.Tensor]:
-    """Weights at the last commit, read as an export after a crash would."""
-    store, skeleton, _ = open_committed(folder)
-    try:
-        return {
-            name: tensor.clone()
-            for unit, layout in enumerate(skeleton.layouts)
-            for name, tensor in read_unit_weights(store, unit, layout).items()
-        }
-    finally:
-        store.close()
 
 
 def poison_gradients(trainer: Trainer, monkeypatch, unit: int) -> None:

@@ -181,8 +181,8 @@ def _forget(model: PreTrainedModel) -> None:
     """Back to the meta device: free what was loaded."""
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            module._parameters[name] = nn.Parameter(torch.empty_like(parameter, device="meta"))
+            setattr(module, name, nn.Parameter(torch.empty_like(parameter, device="meta")))
         for name, buffer in list(module.named_buffers(recurse=False)):
-            module._buffers[name] = torch.empty_like(buffer, device="meta")
+            setattr(module, name, torch.empty_like(buffer, device="meta"))
     model.tie_weights()
     model.__dict__.pop("_weight_conversions", None)

@@ -171,8 +171,8 @@ def _replace_tensors(model: PreTrainedModel, infos: dict[str, ParameterInfo]) ->
             replaced[name].grad_dtype = torch.float32  # gradients add up in float32, in place
     for module in model.modules():
         for local, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
-            module._parameters[local] = replaced[names[id(parameter)]]
+            setattr(module, local, replaced[names[id(parameter)]])
         for local, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
             if buffer.is_meta:
-                module._buffers[local] = torch.zeros_like(buffer, device="cpu")
+                setattr(module, local, torch.zeros_like(buffer, device="cpu"))
     return replaced

@@ -63,7 +63,7 @@ class StreamedModel:
         self._device = device
         for module in skeleton.model.modules():
             for name, buffer in module.named_buffers(recurse=False):
-                module._buffers[name] = buffer.to(device)
+                setattr(module, name, buffer.to(device))
         self._seed = seed
         self._step = 0
         self._layers = skeleton.structure.layers
