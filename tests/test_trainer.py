@@ -240,6 +240,20 @@ def test_a_loaded_model_and_its_folder_start_the_same_run(tmp_path):
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
+def test_frozen_parameters_of_a_loaded_model_stay_as_they_are(tmp_path):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(small_config("llama")).float()
+    frozen = [name for name, _ in model.named_parameters() if ".layers.2." in name or name.endswith("k_proj.weight")]
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(False)
+    settings = AdamW(lr=1e-2, decay_norms_and_biases=True, max_grad_norm=1.0)
+    with Trainer(model, tmp_path / "store", dtype="float32", chunk_elements=8192, optimizer=settings) as trainer:
+        for batch in random_batches(2):
+            trainer.step(batch)
+        after = _export(trainer, tmp_path / "after")
+    assert all(torch.equal(after[name], parameter) == (name in frozen) for name, parameter in model.named_parameters())
+
+
 # What is refused
 
 

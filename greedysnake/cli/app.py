@@ -46,7 +46,7 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")] = False,
 ) -> None:
     """Train a model as CONFIG says."""
-    from greedysnake.cli.training import run_training
+    from greedysnake.cli.training import BROKEN_OFF, run_training
     from greedysnake.config import load_config
 
     settings = load_config(config, overrides or [])
@@ -58,11 +58,14 @@ def train(
     if summary["last_loss"] is None:
         console.print(f"No step changed the weights; see {settings.run}.")
         return
+    ending = "Done" if summary["stopped_by"] is None else "Stopped early"
     console.print(
-        f"Done: {summary['steps']} steps, loss {summary['first_loss']:.4f} -> {summary['last_loss']:.4f}, "
+        f"{ending}: {summary['steps']} steps, loss {summary['first_loss']:.4f} -> {summary['last_loss']:.4f}, "
         f"{summary['tokens_per_second']:,.0f} tokens/s. Everything is in {settings.run}.\n"
-        f"Next: greedysnake export {settings.run} OUT"
+        f"Next: greedysnake report {settings.run}, greedysnake export {settings.run} OUT"
     )
+    if summary["stopped_by"] == BROKEN_OFF:
+        raise typer.Exit(130)
 
 
 @app.command()
@@ -112,7 +115,9 @@ def demo(
     run: Annotated[
         Path | None, typer.Option(help="Run folder to create; default: a new greedysnake-demo folder.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Training steps; default: as many as take a few minutes.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Training steps; default: as many as take a few minutes.")
+    ] = None,
 ) -> None:
     """Train a small Llama from SSD on Python's own source, and show the result."""
     from greedysnake.cli.demo import run_demo
@@ -127,6 +132,9 @@ def main() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     try:
         app()
+    except KeyboardInterrupt:
+        Console(stderr=True).print("Interrupted before training began; nothing was kept.")
+        sys.exit(130)
     except GreedySnakeError as error:
         Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(1)

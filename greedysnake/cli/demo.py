@@ -17,7 +17,8 @@ from greedysnake.errors import DataError
 
 STEPS = 160
 TRAINING_SECONDS = 170
-PROMPT = "def "
+PROMPT = "import "
+SAMPLES = 3
 
 
 def run_demo(run: Path | None, steps: int | None, console: Console) -> None:
@@ -102,7 +103,7 @@ def demo_config(run: Path, steps: int, dtype: str) -> RunConfig:
                 "steps": steps,
                 "micro_batches": 4,
                 "micro_batch_size": 2,
-                "eval_every": 40,
+                "eval_every": max(1, steps // 8),
                 "eval_sequences": 16,
             },
             "optimizer": {"lr": 1.5e-3, "warmup_steps": min(10, steps - 1), "max_grad_norm": 1.0},
@@ -133,16 +134,20 @@ def _sample(model_folder: Path) -> str:
     transformers_logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(model_folder, local_files_only=True)
     model = AutoModelForCausalLM.from_pretrained(model_folder, local_files_only=True)
+    inputs = tokenizer(PROMPT, return_tensors="pt", add_special_tokens=False)
+    texts = []
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        inputs = tokenizer(PROMPT, return_tensors="pt", add_special_tokens=False)
-        ids = model.generate(
-            inputs["input_ids"],
-            attention_mask=inputs["attention_mask"],
-            max_new_tokens=200,
-            do_sample=True,
-            temperature=0.7,
-            top_p=0.9,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    return tokenizer.decode(ids[0], skip_special_tokens=True)
+        for seed in range(SAMPLES):
+            torch.manual_seed(seed)
+            ids = model.generate(
+                inputs["input_ids"],
+                attention_mask=inputs["attention_mask"],
+                max_new_tokens=200,
+                do_sample=True,
+                temperature=0.8,
+                top_p=0.9,
+                pad_token_id=tokenizer.pad_token_id,
+            )
+            texts.append(tokenizer.decode(ids[0], skip_special_tokens=True).rstrip())
+    # early in training, much of what it writes is indentation: show the sample with the most to see
+    return max(texts, key=lambda text: sum(not character.isspace() for character in text))

@@ -5,7 +5,7 @@ import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -38,6 +38,7 @@ METRICS_NAME = "metrics.jsonl"
 LOSS_PICTURE = "loss.png"
 TIMELINE_PICTURE = "timeline.png"
 TOKENIZER_FOLDER = "tokenizer"
+BROKEN_OFF = "a second interrupt, before the step in flight had ended"
 
 
 @dataclass
@@ -98,7 +99,8 @@ def run_training(config: RunConfig, console: Console) -> tuple[dict[str, Any], l
     created = _make_folder(run)
     trainer = None
     try:
-        (run / "config.yaml").write_text(dump_config(config))
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: leave nothing behind
+        (run / "config.yaml").write_text(dump_config(_with_absolute_storage(config)))
         inputs = prepare_inputs(config)
         inputs.tokenizer.save_pretrained(run / TOKENIZER_FOLDER)
         console.print(_describe_data(inputs.batches))
@@ -118,13 +120,17 @@ def run_training(config: RunConfig, console: Console) -> tuple[dict[str, Any], l
         trainer.close()
     except GreedySnakeError as error:
         record.stopped_by = str(error)
+        console.print(
+            f"Saved: the state after step {trainer.last_snapshot}, in {trainer.storage}; greedysnake export {run} OUT "
+            f"writes its model."
+        )
         raise
     except KeyboardInterrupt:
-        record.stopped_by = "a second interrupt, in the middle of a step"
+        record.stopped_by = BROKEN_OFF
         trainer.close()
         console.print(
-            f"Broken off in the middle of step {len(record.results) + 1}. Saved: the weights after step "
-            f"{trainer.last_snapshot}, in {trainer.storage}, without the part of their update that was still delayed."
+            f"Broken off. Saved: the weights after step {trainer.last_snapshot}, in {trainer.storage}, without the "
+            f"part of their update that was still delayed."
         )
     finally:
         trainer.close()
@@ -381,6 +387,14 @@ def _describe_plan(trainer: Trainer, config: RunConfig) -> str:
     )
 
 
+def _with_absolute_storage(config: RunConfig) -> RunConfig:
+    """The config with a storage folder that is found from anywhere."""
+    if config.engine.storage is None:
+        return config
+    storage = [folder.resolve() for folder in config.engine.storage]
+    return config.model_copy(update={"engine": config.engine.model_copy(update={"storage": storage})})
+
+
 def _make_folder(path: Path) -> list[Path]:
     """Make a folder and its missing parents; gives those made, outermost first."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
@@ -392,6 +406,9 @@ def _make_folder(path: Path) -> list[Path]:
 
 
 def _remove(created: list[Path]) -> None:
-    """Remove folders made for a run that could not start."""
+    """Remove a run folder that could not start, and the parents made for it if nothing else is in them."""
     if created:
-        shutil.rmtree(created[0], ignore_errors=True)
+        shutil.rmtree(created[-1], ignore_errors=True)
+        with suppress(OSError):
+            for parent in reversed(created[:-1]):
+                parent.rmdir()

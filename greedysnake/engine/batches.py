@@ -1,6 +1,6 @@
 """Checks of what a training step is given."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from transformers import PretrainedConfig
@@ -30,6 +30,9 @@ def check_micro_batches(micro_batches: Sequence[MicroBatch], config: PretrainedC
     rows = tokens = 0
     for index, batch in enumerate(micro_batches):
         name = f"micro-batch {index}"
+        if not isinstance(batch, Mapping):
+            problems.append(f"{name} is a {type(batch).__name__}, not a dict of tensors")
+            continue
         absent = [key for key in ("input_ids", "labels") if not isinstance(batch.get(key), torch.Tensor)]
         if absent:
             problems.append(f"{name} has no tensor {' and no tensor '.join(absent)}")
@@ -44,6 +47,9 @@ def check_micro_batches(micro_batches: Sequence[MicroBatch], config: PretrainedC
         if ids.numel() == 0:
             problems.append(f"{name} is empty: input_ids has shape {list(ids.shape)}")
             continue
+        mask = batch.get("attention_mask")
+        if mask is not None and mask.dim() == 2 and mask.shape != ids.shape:
+            problems.append(f"{name}: attention_mask has shape {list(mask.shape)}, input_ids {list(ids.shape)}")
         rows, tokens = max(rows, ids.shape[0]), max(tokens, ids.shape[1])
         if int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
             problems.append(

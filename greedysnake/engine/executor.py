@@ -247,7 +247,7 @@ class Executor:
 
     def _gradient_norm(self, operation: Operation, work: StepWork) -> None:
         gradient = self._read(operation, "gradient")[0].view(torch.float32)
-        slots = self._skeleton.layouts[_unit(operation)].parameters
+        slots = [slot for slot in self._skeleton.layouts[_unit(operation)].parameters if slot.trainable]
         norms = parameter_norms(slot.gradient(gradient) for slot in slots)
         work.norms.update(zip((slot.name for slot in slots), norms, strict=True))
 

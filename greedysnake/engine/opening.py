@@ -40,6 +40,13 @@ def config_of(model: str | Path | PretrainedConfig | PreTrainedModel) -> Pretrai
     )
 
 
+def frozen_names(model: str | Path | PretrainedConfig | PreTrainedModel) -> frozenset[str]:
+    """Parameters of a loaded model that its owner has frozen (``requires_grad`` is False)."""
+    if not isinstance(model, PreTrainedModel):
+        return frozenset()
+    return frozenset(name for name, parameter in model.named_parameters() if not parameter.requires_grad)
+
+
 def write_model(
     store: Store, skeleton: Skeleton, model: str | Path | PretrainedConfig | PreTrainedModel, seed: int
 ) -> None:

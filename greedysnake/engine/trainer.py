@@ -15,7 +15,7 @@ from greedysnake.engine.arguments import check_arguments
 from greedysnake.engine.batches import check_micro_batches, target_tokens
 from greedysnake.engine.devices import make_device
 from greedysnake.engine.executor import NonFiniteStepError, StepWork
-from greedysnake.engine.opening import DTYPES, config_of, write_model
+from greedysnake.engine.opening import DTYPES, config_of, frozen_names, write_model
 from greedysnake.engine.prepared import PreparedPlan
 from greedysnake.engine.results import StepResult
 from greedysnake.engine.unit_store import durable_extents, read_unit_weights, scratch_extents
@@ -128,7 +128,11 @@ class Trainer:
         )
         self._description = {"dtype": dtype, "layers_per_unit": layers_per_unit, "chunk_elements": chunk_elements}
         self.skeleton = build_skeleton(
-            config_of(model), dtype=DTYPES[dtype], layers_per_unit=layers_per_unit, chunk_elements=chunk_elements
+            config_of(model),
+            dtype=DTYPES[dtype],
+            layers_per_unit=layers_per_unit,
+            chunk_elements=chunk_elements,
+            frozen=frozen_names(model),
         )
         plan = None if batch is None else make_plan(self.skeleton, batch, self._request)
         self.steps_done = 0

@@ -31,6 +31,7 @@ class ParameterSlot:
         weight_offset: first byte in the weight buffer.
         gradient_offset: first element in the float32 gradient buffer.
         decay: whether weight decay applies.
+        trainable: whether it is updated at all.
     """
 
     name: str
@@ -39,6 +40,7 @@ class ParameterSlot:
     weight_offset: int
     gradient_offset: int
     decay: bool
+    trainable: bool = True
 
     @property
     def elements(self) -> int:
@@ -57,7 +59,7 @@ class ParameterSlot:
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """The part of a parameter that lies in a chunk: elements from ``start`` of the chunk."""
+    """The part of a trainable parameter that lies in a chunk: elements from ``start`` of the chunk."""
 
     start: int
     elements: int
@@ -73,7 +75,7 @@ class Chunk:
         elements: padding included, a multiple of 4096.
         weight_offset: first byte in the unit's weight buffer.
         gradient_offset: first element in the unit's gradient buffer.
-        pieces: the parameters in it, without padding.
+        pieces: the trainable parameters in it, without padding.
     """
 
     dtype: torch.dtype
@@ -140,6 +142,7 @@ class ParameterInfo:
     shape: tuple[int, ...]
     dtype: torch.dtype
     decay: bool
+    trainable: bool = True
 
 
 def lay_out(parameters: Mapping[str, ParameterInfo], chunk_elements: int = DEFAULT_CHUNK_ELEMENTS) -> UnitLayout:
@@ -166,9 +169,11 @@ def lay_out(parameters: Mapping[str, ParameterInfo], chunk_elements: int = DEFAU
                 weight_offset=weight_base + end * dtype.itemsize,
                 gradient_offset=gradient_base + end,
                 decay=info.decay,
+                trainable=info.trainable,
             )
             slots.append(slot)
-            pieces.append((end, end + slot.elements, info.decay))
+            if info.trainable:
+                pieces.append((end, end + slot.elements, info.decay))
             end += round_up(slot.elements, PARAMETER_ALIGNMENT)
         end = round_up(end, CHUNK_ALIGNMENT)
         for start in range(0, end, chunk_elements):

@@ -7,6 +7,7 @@ parameters become views of flat buffers (:meth:`Skeleton.attach`), and gives the
 
 import copy
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -97,6 +98,7 @@ def build_skeleton(
     dtype: torch.dtype,
     layers_per_unit: int = 1,
     chunk_elements: int = DEFAULT_CHUNK_ELEMENTS,
+    frozen: Collection[str] = (),
 ) -> Skeleton:
     """Build the model of ``config`` without weights and cut it into units.
 
@@ -105,12 +107,13 @@ def build_skeleton(
         dtype: of the weights; parameters that the model keeps in float32 stay so.
         layers_per_unit: decoder layers loaded and computed as one.
         chunk_elements: most elements of an optimizer chunk.
+        frozen: names of parameters that are not trained, besides those that the architecture itself freezes.
 
     Raises:
         ModelError: the model cannot be built, or not be run layer by layer.
     """
     model = empty_model(config, dtype)
-    infos = _parameter_infos(model)
+    infos = _parameter_infos(model, frozen)
     parameters = _replace_tensors(model, infos)
     layers_name, _ = find_layers(model)
     outside = [name for name in parameters if not name.startswith(f"{layers_name}.")]
@@ -138,7 +141,7 @@ def build_skeleton(
     )
 
 
-def _parameter_infos(model: PreTrainedModel) -> dict[str, ParameterInfo]:
+def _parameter_infos(model: PreTrainedModel, frozen: Collection[str]) -> dict[str, ParameterInfo]:
     """Shape, dtype and weight decay of every parameter, by its first full name."""
     strict = model._keep_in_fp32_modules_strict or ()  # transformers loads these in float32 whatever the dtype
     keep = re.compile("|".join(rf"(^|\.){re.escape(name)}(\.|$)" for name in strict)) if strict else None
@@ -150,6 +153,7 @@ def _parameter_infos(model: PreTrainedModel) -> dict[str, ParameterInfo]:
                 shape=tuple(parameter.shape),
                 dtype=torch.float32 if keep is not None and keep.search(name) else parameter.dtype,
                 decay=decays(module, local, parameter),
+                trainable=parameter.requires_grad and name not in frozen,
             )
     return {name: infos[name] for name, _ in model.named_parameters()}
 
@@ -164,10 +168,10 @@ def _replace_tensors(model: PreTrainedModel, infos: dict[str, ParameterInfo]) ->
     """Swap meta parameters for ones without storage (ties kept) and meta buffers for zeros."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     replaced: dict[str, nn.Parameter] = {}
-    for name, parameter in model.named_parameters():
+    for name, _ in model.named_parameters():
         empty = torch.empty(0, dtype=infos[name].dtype)
-        replaced[name] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
-        if infos[name].dtype != torch.float32 and parameter.requires_grad:
+        replaced[name] = nn.Parameter(empty, requires_grad=infos[name].trainable)
+        if infos[name].dtype != torch.float32 and infos[name].trainable:
             replaced[name].grad_dtype = torch.float32  # gradients add up in float32, in place
     for module in model.modules():
         for local, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):

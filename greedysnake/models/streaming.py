@@ -107,7 +107,8 @@ class StreamedModel:
         """
         self.abandon()
         self._micro_batches = [
-            {name: value.to(self._device) for name, value in batch.items()} for batch in micro_batches
+            {name: value.to(self._device) for name, value in batch.items() if value is not None}
+            for batch in micro_batches
         ]
         self._step = step
         self._target_tokens = target_tokens

@@ -72,6 +72,8 @@ def find_layers(model: PreTrainedModel) -> tuple[str, tuple[nn.Module, ...]]:
     """
     count = getattr(model.config.get_text_config(), "num_hidden_layers", None)
     lists = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    if not count:
+        raise refuse(model, f"its config has {count} layers (num_hidden_layers)")
     fitting = [(name, module) for name, module in lists if len(module) == count]
     if not fitting:
         sizes = ", ".join(f"{name} has {len(module)}" for name, module in lists) or "there is none"

@@ -7,6 +7,7 @@ much again. Parameters' gradients come as whole tensors before they are added to
 from dataclasses import dataclass
 
 import torch
+from transformers import PretrainedConfig
 
 from greedysnake.models.skeleton import Skeleton
 
@@ -57,11 +58,22 @@ def _layer_bytes(skeleton: Skeleton, unit: int, batch: BatchShape) -> int:
         elif len(slot.shape) == 3:  # experts in one tensor
             features += experts_used * sum(slot.shape[1:])
     layers = len(skeleton.unit_layers[unit])
-    total = 2 * features * tokens * size + 32 * layers * tokens * int(config.hidden_size)
-    if config._attn_implementation == "eager":  # transformers keeps the choice in this field only
+    total = 3 * features * tokens * size + 48 * layers * tokens * int(config.hidden_size)
+    if _attention_matrices_exist(config):
         heads = int(getattr(config, "num_attention_heads", 1))
         total += layers * 2 * batch.rows * heads * batch.tokens**2 * (size + 4)
     return total
+
+
+def _attention_matrices_exist(config: PretrainedConfig) -> bool:
+    """Whether attention weights [B, heads, T, T] are made: by eager attention, by dropout on them, by biases."""
+    names = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob", "attn_dropout")
+    return (
+        config._attn_implementation == "eager"  # transformers keeps the choice in this field only
+        or any(getattr(config, name, 0) for name in names)
+        or bool(getattr(config, "alibi", False))
+        or config.model_type in ("bloom", "mpt")
+    )
 
 
 def _largest_gradient(skeleton: Skeleton) -> int:

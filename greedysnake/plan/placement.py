@@ -245,6 +245,8 @@ def _needs(
     host = {"process": process_bytes(), "master_weights": 4 * largest_chunk}
     device: dict[str, int] = {}
     computing = max(unit_activation_bytes(skeleton, batch), head_activation_bytes(skeleton, batch))
+    # the allocator keeps some of what each paused micro-batch gave back
+    computing += batch.micro_batches * 16 * 2**20
     (device if choices.separate_device else host)["computation"] = computing
     for pool_name, pool in pools.items():
         if pool.tier != Tier.SSD and pool.bytes:

@@ -25,6 +25,7 @@ from greedysnake.units import format_bytes
 IO_THREADS = 4
 SLOT_NAMES = ("slot0.bin", "slot1.bin")
 SCRATCH_NAME = "scratch.bin"
+_OWN_NAMES = frozenset({*SLOT_NAMES, SCRATCH_NAME, "lock", "model"})  # the last: what the owner adds beside them
 
 
 def store_bytes(durable: Mapping[str, int], scratch: Mapping[str, int]) -> int:
@@ -121,12 +122,19 @@ class Store:
         Raises:
             StorageError: the folder is in use, holds another store, cannot be written or is too small.
         """
+        new = not folder.exists()
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise StorageError(f"cannot make the storage folder {folder}: {error.strerror}") from error
         lock = _take_lock(folder)
         try:
+            foreign = sorted({path.name for path in folder.iterdir()} - _OWN_NAMES)
+            if foreign and not (folder / FILE_NAME).exists():
+                raise StorageError(
+                    f"{folder} holds other files ({', '.join(foreign[:3])}), so it is not used for a store. Choose an "
+                    f"empty or a new folder with engine.storage"
+                )
             if (folder / FILE_NAME).exists():
                 raise StorageError(
                     f"{folder} already holds the store of another run. Choose another folder with engine.storage, "
@@ -144,6 +152,8 @@ class Store:
             return cls(folder, lock, manifest, scratch, create=True)
         except BaseException:
             os.close(lock)
+            if new:
+                shutil.rmtree(folder, ignore_errors=True)
             raise
 
     @classmethod
