@@ -59,21 +59,30 @@ def _layer_bytes(skeleton: Skeleton, unit: int, batch: BatchShape) -> int:
             features += experts_used * sum(slot.shape[1:])
     layers = len(skeleton.unit_layers[unit])
     total = 3 * features * tokens * size + 48 * layers * tokens * int(config.hidden_size)
-    if _attention_matrices_exist(config):
-        heads = int(getattr(config, "num_attention_heads", 1))
-        total += layers * 2 * batch.rows * heads * batch.tokens**2 * (size + 4)
-    return total
+    heads = int(getattr(config, "num_attention_heads", 1))
+    return total + layers * batch.rows * heads * batch.tokens**2 * _attention_matrix_bytes(config)
 
 
-def _attention_matrices_exist(config: PretrainedConfig) -> bool:
-    """Whether attention weights [B, heads, T, T] are made: by eager attention, by dropout on them, by biases."""
+def _attention_matrix_bytes(config: PretrainedConfig) -> int:
+    """Bytes for each entry of the attention weights [B, heads, T, T], where they are made at all.
+
+    They are by eager attention, by dropout on them, and, with more copies, where biases are added to them.
+    """
+    if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
+        return 48
     names = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob", "attn_dropout")
-    return (
-        config._attn_implementation == "eager"  # transformers keeps the choice in this field only
-        or any(getattr(config, name, 0) for name in names)
-        or bool(getattr(config, "alibi", False))
-        or config.model_type in ("bloom", "mpt")
-    )
+    eager = config._attn_implementation == "eager"  # transformers keeps the choice in this field only
+    return 24 if eager or any(getattr(config, name, 0) for name in names) else 0
+
+
+def paused_bytes(skeleton: Skeleton, batch: BatchShape) -> int:
+    """What the allocator keeps of memory that the paused micro-batches gave back.
+
+    The C library gives blocks of more than 32 MiB back to the kernel at once, smaller ones not always: measured.
+    """
+    logits = 4 * batch.rows * batch.tokens * int(skeleton.model.config.get_text_config().vocab_size)
+    kept = logits if logits <= 32 * 2**20 else 0
+    return batch.micro_batches * (16 * 2**20 + kept)
 
 
 def _largest_gradient(skeleton: Skeleton) -> int:

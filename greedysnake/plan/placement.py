@@ -11,7 +11,13 @@ from typing import Any
 
 from greedysnake.errors import MemoryBudgetError
 from greedysnake.models.skeleton import Skeleton
-from greedysnake.plan.activations import BatchShape, boundary_bytes, head_activation_bytes, unit_activation_bytes
+from greedysnake.plan.activations import (
+    BatchShape,
+    boundary_bytes,
+    head_activation_bytes,
+    paused_bytes,
+    unit_activation_bytes,
+)
 from greedysnake.plan.host import process_bytes, usable_bytes
 from greedysnake.schedule import BUILDERS, Choices, Schedule, StepShape, Tier
 from greedysnake.units import format_bytes
@@ -23,6 +29,7 @@ _SLOTS = (
     {"weight_slots": 2, "gradient_slots": 1, "state_slots": 2},
 )
 
+_START_BYTES = 32 * 2**20  # what a process gains with its first step: code paths, thread stacks
 _RESIDENT_STEPS = 20  # shares are multiples of a twentieth
 
 
@@ -242,11 +249,10 @@ def _needs(
     """Bytes of host and of device memory by purpose."""
     pools = BUILDERS[name](shape, choices, pending=True).pools
     largest_chunk = max(chunk.elements for layout in skeleton.layouts for chunk in layout.chunks)
-    host = {"process": process_bytes(), "master_weights": 4 * largest_chunk}
+    host = {"process": process_bytes() + _START_BYTES, "master_weights": 4 * largest_chunk}
     device: dict[str, int] = {}
     computing = max(unit_activation_bytes(skeleton, batch), head_activation_bytes(skeleton, batch))
-    # the allocator keeps some of what each paused micro-batch gave back
-    computing += batch.micro_batches * 16 * 2**20
+    computing += paused_bytes(skeleton, batch)
     (device if choices.separate_device else host)["computation"] = computing
     for pool_name, pool in pools.items():
         if pool.tier != Tier.SSD and pool.bytes:
