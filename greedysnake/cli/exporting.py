@@ -28,8 +28,8 @@ def export_run(run: Path, out: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{run} is not a run folder: it has no config.yaml. Give the folder that 'run' named in training"
         )
-    given = load_config(run / "config.yaml").engine.storage
-    folder = given[0] if given else run / "store"  # in the run folder, wherever that has been moved to
+    config = load_config(run / "config.yaml").model_copy(update={"run": run})  # wherever it has been moved to
+    folder = config.storage_folders[0]
     store, skeleton, contents = open_committed(folder)
     try:
         layouts = skeleton.layouts

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import FrameType
@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
+from greedysnake.cli.record import RunRecord
 from greedysnake.config import RunConfig, dump_config
 from greedysnake.data import TokenBatches, check_sequence_length, check_vocabulary, load_data, load_tokenizer
 from greedysnake.engine.opening import config_of
@@ -39,37 +40,6 @@ LOSS_PICTURE = "loss.png"
 TIMELINE_PICTURE = "timeline.png"
 TOKENIZER_FOLDER = "tokenizer"
 BROKEN_OFF = "a second interrupt, before the step in flight had ended"
-
-
-@dataclass
-class RunRecord:
-    """What a run has done so far."""
-
-    results: list[StepResult] = field(default_factory=list)
-    evaluations: list[tuple[int, float]] = field(default_factory=list)
-    stopped_by: str | None = None
-
-    def summary(self, seconds: float) -> dict[str, Any]:
-        """The contents of ``summary.json``."""
-        done = [result for result in self.results if result.skipped is None]
-        tokens = sum(result.tokens for result in self.results)
-        steady = self.results[1:] or self.results
-        return {
-            "steps": len(self.results),
-            "skipped_steps": len(self.results) - len(done),
-            "stopped_by": self.stopped_by,
-            "first_loss": done[0].loss if done else None,
-            "last_loss": done[-1].loss if done else None,
-            "first_eval_loss": self.evaluations[0][1] if self.evaluations else None,
-            "last_eval_loss": self.evaluations[-1][1] if self.evaluations else None,
-            "tokens": tokens,
-            "seconds": round(seconds, 3),
-            "median_step_seconds": statistics.median(result.seconds for result in steady) if steady else None,
-            "tokens_per_second": tokens / sum(r.seconds for r in self.results) if self.results else None,
-            "ssd_read_bytes": sum(result.ssd_read_bytes for result in self.results),
-            "ssd_write_bytes": sum(result.ssd_write_bytes for result in self.results),
-            "host_peak_bytes": max((result.host_peak_bytes for result in self.results), default=None),
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,14 +219,15 @@ def train_steps(
             if step == 0:
                 _evaluate(config, trainer, batches, record, live)
             result = trainer.step(batches.step(step))
-            record.results.append(result)
+            record.add(result)
+            shares = busy_shares(result.events, result.seconds)
             if result.skipped:
                 live.message(f"step {result.step} skipped, nothing changed: {result.skipped}")
             evaluated = None
             if result.step == steps or (config.training.eval_every and result.step % config.training.eval_every == 0):
                 evaluated = _evaluate(config, trainer, batches, record, live)
-            metrics.write(_metrics_line(result, record, evaluated))
-            _show(live, result, record, steps)
+            metrics.write(_metrics_line(result, record, shares, evaluated))
+            _show(live, result, record, shares, steps)
             if stop.reason:
                 record.stopped_by = stop.reason
                 live.message(f"Stopped by {stop.reason} after step {result.step}.")
@@ -277,7 +248,9 @@ def _evaluate(
     return loss
 
 
-def _metrics_line(result: StepResult, record: RunRecord, evaluated: float | None) -> dict[str, Any]:
+def _metrics_line(
+    result: StepResult, record: RunRecord, shares: dict[str, float], evaluated: float | None
+) -> dict[str, Any]:
     line = {
         "step": result.step,
         "loss": result.loss,
@@ -285,21 +258,20 @@ def _metrics_line(result: StepResult, record: RunRecord, evaluated: float | None
         "clipped": result.clipped,
         "lr": result.lr,
         "tokens": result.tokens,
-        "tokens_seen": sum(earlier.tokens for earlier in record.results),
+        "tokens_seen": record.tokens_seen,
         "seconds": result.seconds,
         "tokens_per_second": result.tokens / result.seconds,
         "ssd_read_bytes": result.ssd_read_bytes,
         "ssd_write_bytes": result.ssd_write_bytes,
         "host_peak_bytes": result.host_peak_bytes,
         "device_peak_bytes": None,
-        "busy": busy_shares(result.events, result.seconds),
+        "busy": shares,
         "skipped": result.skipped,
     }
     return line if evaluated is None else {**line, "eval_loss": evaluated}
 
 
-def _show(live: LiveLine, result: StepResult, record: RunRecord, steps: int) -> None:
-    shares = busy_shares(result.events, result.seconds)
+def _show(live: LiveLine, result: StepResult, record: RunRecord, shares: dict[str, float], steps: int) -> None:
     recent = [earlier.seconds for earlier in record.results[-20:]]
     live.update(
         result.step,
@@ -327,7 +299,7 @@ def finish_run(config: RunConfig, trainer: Trainer, record: RunRecord, seconds: 
     losses = [(result.step, result.loss) for result in record.results if result.skipped is None]
     if losses:
         draw_loss_curve(config.run / LOSS_PICTURE, losses, record.evaluations)
-    traced = [result for result in record.results if result.events]
+    traced = list(record.traced.values())
     if traced:
         names = trainer.skeleton.unit_names
         last = traced[-1]

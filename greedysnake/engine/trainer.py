@@ -4,6 +4,7 @@ import time
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -249,13 +250,8 @@ class Trainer:
             at_once: micro-batches brought through the model together.
         """
         self._check_usable()
-        total, tokens, group = 0.0, 0, []
-        for micro_batch in micro_batches:
-            group.append(micro_batch)
-            if len(group) == at_once:
-                total, tokens = total + self._evaluate(group), tokens + target_tokens(group)
-                group = []
-        if group:
+        total, tokens, rest = 0.0, 0, iter(micro_batches)
+        while group := list(islice(rest, at_once)):
             total, tokens = total + self._evaluate(group), tokens + target_tokens(group)
         if not tokens:
             return float("nan")

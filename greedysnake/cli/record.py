@@ -1,0 +1,59 @@
+"""What a run has done, for its metrics, summary and pictures."""
+
+import statistics
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from greedysnake.engine.results import StepResult
+
+KEPT_TRACES = 3  # the first steps whose events are kept, beside the last
+
+
+@dataclass
+class RunRecord:
+    """What a run has done so far.
+
+    Attributes:
+        results: of every step, without its events: those of a long run would fill memory.
+        traced: a few steps with their events, by number: the first three and the last that have any.
+        evaluations: step and loss on held-out text.
+        tokens_seen: tokens of all steps.
+        stopped_by: why the run ended early, or None.
+    """
+
+    results: list[StepResult] = field(default_factory=list)
+    traced: dict[int, StepResult] = field(default_factory=dict)
+    evaluations: list[tuple[int, float]] = field(default_factory=list)
+    tokens_seen: int = 0
+    stopped_by: str | None = None
+
+    def add(self, result: StepResult) -> None:
+        """Count a step."""
+        self.results.append(replace(result, events=()))
+        self.tokens_seen += result.tokens
+        if result.events:
+            while len(self.traced) > KEPT_TRACES:
+                self.traced.popitem()  # the last one so far
+            self.traced[result.step] = result
+
+    def summary(self, seconds: float) -> dict[str, Any]:
+        """The contents of ``summary.json``."""
+        done = [result for result in self.results if result.skipped is None]
+        tokens = self.tokens_seen
+        steady = self.results[1:] or self.results
+        return {
+            "steps": len(self.results),
+            "skipped_steps": len(self.results) - len(done),
+            "stopped_by": self.stopped_by,
+            "first_loss": done[0].loss if done else None,
+            "last_loss": done[-1].loss if done else None,
+            "first_eval_loss": self.evaluations[0][1] if self.evaluations else None,
+            "last_eval_loss": self.evaluations[-1][1] if self.evaluations else None,
+            "tokens": tokens,
+            "seconds": round(seconds, 3),
+            "median_step_seconds": statistics.median(result.seconds for result in steady) if steady else None,
+            "tokens_per_second": tokens / sum(r.seconds for r in self.results) if self.results else None,
+            "ssd_read_bytes": sum(result.ssd_read_bytes for result in self.results),
+            "ssd_write_bytes": sum(result.ssd_write_bytes for result in self.results),
+            "host_peak_bytes": max((result.host_peak_bytes for result in self.results), default=None),
+        }
