@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -46,23 +46,46 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")] = False,
 ) -> None:
     """Train a model as CONFIG says."""
-    from greedysnake.cli.training import BROKEN_OFF, run_training
+    from greedysnake.cli.training import run_training
     from greedysnake.config import load_config
 
     settings = load_config(config, overrides or [])
     summary, _ = run_training(settings, Console(stderr=as_json, soft_wrap=True, highlight=False))
+    _print_summary(summary, settings.run, as_json=as_json)
+
+
+@app.command()
+def resume(
+    run: Annotated[Path, typer.Argument(help="A run folder; the run may have been stopped or killed.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, like training.steps=20.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")] = False,
+) -> None:
+    """Go on with a run from its last snapshot, exactly as if it had never stopped."""
+    from greedysnake.cli.training import resume_training
+
+    summary, _ = resume_training(run, overrides or [], Console(stderr=as_json, soft_wrap=True, highlight=False))
+    _print_summary(summary, run, as_json=as_json)
+
+
+def _print_summary(summary: dict[str, Any], run: Path, *, as_json: bool) -> None:
+    """How a run ended, in a few lines; a run that was broken off ends the program with 130."""
+    from greedysnake.cli.training import BROKEN_OFF
+
     if as_json:
         typer.echo(json.dumps(summary))
         return
     console = Console(soft_wrap=True, highlight=False)
     if summary["last_loss"] is None:
-        console.print(f"No step changed the weights; see {settings.run}.")
+        console.print(f"No step changed the weights; see {run}.")
         return
     ending = "Done" if summary["stopped_by"] is None else "Stopped early"
+    again = "" if summary["stopped_by"] is None else f"greedysnake resume {run}, "
     console.print(
         f"{ending}: {summary['steps']} steps, loss {summary['first_loss']:.4f} -> {summary['last_loss']:.4f}, "
-        f"{summary['tokens_per_second']:,.0f} tokens/s. Everything is in {settings.run}.\n"
-        f"Next: greedysnake report {settings.run}, greedysnake export {settings.run} OUT"
+        f"{summary['tokens_per_second']:,.0f} tokens/s. Everything is in {run}.\n"
+        f"Next: {again}greedysnake report {run}, greedysnake export {run} OUT"
     )
     if summary["stopped_by"] == BROKEN_OFF:
         raise typer.Exit(130)
@@ -82,10 +105,6 @@ def export(
         typer.echo(json.dumps(report))
         return
     console = Console(soft_wrap=True, highlight=False)
-    if report["updates_pending"]:
-        console.print(
-            "Note: the run ended without closing, so the delayed part of its last update is not in these weights."
-        )
     console.print(f"Wrote the model after step {report['steps_done']} to {out}.")
 
 

@@ -1,8 +1,10 @@
 """What a run has done, for its metrics, summary and pictures."""
 
+import math
 import statistics
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
 
 from greedysnake.engine.results import StepResult
 
@@ -26,6 +28,25 @@ class RunRecord:
     evaluations: list[tuple[int, float]] = field(default_factory=list)
     tokens_seen: int = 0
     stopped_by: str | None = None
+
+    @classmethod
+    def of_lines(cls, lines: Iterable[Mapping[str, Any]], loss_before: float | None) -> Self:
+        """The record of a run that goes on, from its metrics.
+
+        Args:
+            lines: of its metrics file.
+            loss_before: on held-out text before the first step, if there was any.
+        """
+        record = cls(evaluations=[] if loss_before is None else [(0, loss_before)])
+        names = {one.name for one in fields(StepResult)} - {"events"}
+        for line in lines:
+            known: dict[str, Any] = {name: line.get(name) for name in names}
+            for name in ("loss", "grad_norm"):
+                known[name] = math.nan if known[name] is None else known[name]  # JSON has no NaN
+            record.add(StepResult(**known, events=()))
+            if line.get("eval_loss") is not None:
+                record.evaluations.append((line["step"], line["eval_loss"]))
+        return record
 
     def add(self, result: StepResult) -> None:
         """Count a step."""

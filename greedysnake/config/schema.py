@@ -159,6 +159,11 @@ class EngineConfig(Section):
         description="Whether every other unit takes the micro-batches in reverse order. "
         "false keeps the natural order throughout.",
     )
+    overlap: Flag = Field(
+        default=True,
+        description="Whether I/O, copies and optimizer run while layers compute; false does one thing after another, "
+        "for comparison.",
+    )
     device: Literal["auto", "cpu", "cuda", "emulated"] = Field(
         default="auto",
         description="Where to compute. `auto`: the CPU, for now. `cuda`: a GPU; this path has not run on one yet. "
@@ -186,10 +191,14 @@ class EngineConfig(Section):
     chunk_elements: Annotated[int, Field(strict=True, ge=4096, le=LARGEST_INT, multiple_of=4096)] | None = Field(
         default=None, description="Parameters that the optimizer updates as one chunk; null: 4 Mi."
     )
-    boundaries: Literal["auto", "device", "host", "ssd"] = Field(
-        default="auto",
-        description="Where activations between units wait for the backward pass; `device`: only where the device "
-        "has memory of its own.",
+    boundaries_on_device: Share | None = Field(
+        default=None,
+        description="Share of the activations between units that waits for the backward pass on the device; null: as "
+        "much as fits, where the device has memory of its own.",
+    )
+    boundaries_on_ssd: Share | None = Field(
+        default=None,
+        description="Likewise on SSD; null: what does not fit in host memory, where the rest waits.",
     )
     gradients: Literal["auto", "host", "ssd"] = Field(
         default="auto", description="Where gradients that wait for their update are kept."

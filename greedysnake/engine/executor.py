@@ -4,8 +4,9 @@ Operations run on one queue a resource, each as soon as what it waits for has en
 its work before it returns, or gives the transfer that will have done it.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +37,8 @@ class StepWork:
         delayed: scalars of the updates that the step before left.
         max_grad_norm: largest gradient norm, None for no clipping.
         must_be_finite: whether a loss or gradient that is not ends the step.
+        contents: what a commit on the way says about the state that it commits.
+        committed: whether there was one.
         losses: loss of each micro-batch, its share of the step's.
         norms: norm of every parameter's gradient, by name.
         gradient: norm of the whole gradient.
@@ -45,6 +48,8 @@ class StepWork:
     delayed: UpdateScalars | None = None
     max_grad_norm: float | None = None
     must_be_finite: bool = True
+    contents: dict[str, Any] = field(default_factory=dict)
+    committed: bool = False
     losses: dict[int, Tensor] = field(default_factory=dict)
     norms: dict[str, Tensor] = field(default_factory=dict)
     gradient: GradientNorm | None = None
@@ -101,6 +106,8 @@ class Executor:
             Kind.LOAD_STATE: self._load_state,
             Kind.UPDATE: self._update,
             Kind.STORE_STATE: self._store_state,
+            Kind.STORE_RESIDENT: self._store_state,
+            Kind.COMMIT: self._commit,
         }
 
     def run(
@@ -124,7 +131,7 @@ class Executor:
             return self._handlers[operation.kind](operation, work) if operation.resource in only else None
 
         run = QueueRun(
-            schedule.operations,
+            schedule.operations if self._choices.overlap else _one_by_one(schedule.operations),
             perform,
             enter_thread=lambda: torch.set_num_threads(1),  # the cores are for the compute thread
             ending=ContentEndings(schedule, self._content_over).ended if Resource.COMPUTE in only else _nothing,
@@ -141,10 +148,11 @@ class Executor:
         A boundary that left is still held by the model's paused frames, so its storage is emptied, not its
         name dropped.
         """
-        leaves = self._choices.boundaries_leave and self._model.training
-        if buffer.pool == "activation" and writer.kind == Kind.FORWARD and leaves:
+        if buffer.pool == "activation":
+            # one that was brought back goes with the backward's own graph, as the head's input does with the head's
             unit = _unit(writer)
-            if unit < len(self._skeleton.layouts) - 2:  # the head's input goes with the head's own graph
+            leaves = self._choices.boundary_leaves(unit, len(self._skeleton.layouts)) and self._model.training
+            if writer.kind == Kind.FORWARD and leaves:
                 self._model.boundary(unit, _micro_batch(writer)).untyped_storage().resize_(0)
         elif buffer in self._buffers:
             self._device.freed(self._buffers[buffer])
@@ -299,10 +307,14 @@ class Executor:
 
     def _store_state(self, operation: Operation, work: StepWork) -> Transfer:
         unit, index, chunk = _unit(operation), _index(operation), self._chunk(operation)
-        weights = [chunk.weights(memory) for memory in self._read(operation, "weights")]
-        state = [memory[: chunk.state_bytes] for memory in self._read(operation, "state")]
+        weights = [chunk.weights(memory) for memory in self._read(operation, "weights", "resident_weights")]
+        state = [memory[: chunk.state_bytes] for memory in self._read(operation, "state", "resident_state")]
         writes = [self._store.write(weights_key(unit, index), [part]) for part in weights]
         return Transfer.together([*writes, *(self._store.write(state_key(unit, index), [part]) for part in state)])
+
+    def _commit(self, operation: Operation, work: StepWork) -> None:
+        self._store.commit(work.contents)
+        work.committed = True
 
     # What stays in host memory
 
@@ -345,6 +357,11 @@ class Executor:
         """Memory of the buffers that the operation reads from ``pools``, in that order."""
         found: list[Buffer] = [buffer for pool in pools for buffer in operation.reads if buffer.pool == pool]
         return [self._buffers[buffer] for buffer in found]
+
+
+def _one_by_one(operations: Sequence[Operation]) -> list[Operation]:
+    """The same operations on one queue, each waiting for the one before."""
+    return [replace(o, resource=Resource.COMPUTE, after=(o.index - 1,) if o.index else ()) for o in operations]
 
 
 def _nothing(operation: Operation) -> None:

@@ -75,7 +75,9 @@ def write_model(
         if isinstance(model, str | Path) and (Path(model) / "generation_config.json").is_file():
             skeleton.model.generation_config = GenerationConfig.from_pretrained(Path(model))
         skeleton.model.generation_config.save_pretrained(folder)
-    save_file({name: b.clone() for name, b in skeleton.persistent_buffers().items()}, folder / BUFFERS_NAME)
+    # all buffers, also those that a saved model leaves out: what they hold (rotary frequencies) is computed only once
+    buffers = {name: buffer.contiguous().clone() for name, buffer in skeleton.model.named_buffers()}
+    save_file(buffers, folder / BUFFERS_NAME)
 
 
 def _copy_weights(skeleton: Skeleton, masters: Mapping[int, Tensor], model: PreTrainedModel) -> None:
@@ -88,23 +90,28 @@ def _copy_weights(skeleton: Skeleton, masters: Mapping[int, Tensor], model: PreT
         buffer.copy_(values[name])
 
 
-def open_committed(folder: Path) -> tuple[Store, Skeleton, dict[str, Any]]:
-    """A committed run's store to read from, its model, and what the run wrote about itself.
+def open_committed(folder: Path, *, writable: bool = False) -> tuple[Store, Skeleton, dict[str, Any]]:
+    """A committed run's store, its model, and what the run wrote about itself.
+
+    Args:
+        folder: where the store is.
+        writable: whether the run will go on.
 
     Raises:
         StorageError: there is no readable store.
     """
-    store, contents = Store.open(folder)
+    store, contents = Store.open(folder, writable=writable)
     try:
         config = read_config(folder / MODEL_FOLDER)
         skeleton = build_skeleton(
             config,
-            dtype=DTYPES[contents["dtype"]],
-            layers_per_unit=int(contents["layers_per_unit"]),
-            chunk_elements=int(contents["chunk_elements"]),
+            dtype=DTYPES[contents["settings"]["dtype"]],
+            layers_per_unit=int(contents["settings"]["layers_per_unit"]),
+            chunk_elements=int(contents["settings"]["chunk_elements"]),
+            frozen=frozenset(contents["frozen"]),
         )
         saved = load_file(folder / MODEL_FOLDER / BUFFERS_NAME)
-        for name, buffer in skeleton.persistent_buffers().items():
+        for name, buffer in skeleton.model.named_buffers():
             buffer.copy_(saved[name])
         if skeleton.model.can_generate() and (folder / MODEL_FOLDER / "generation_config.json").is_file():
             skeleton.model.generation_config = GenerationConfig.from_pretrained(folder / MODEL_FOLDER)

@@ -49,7 +49,8 @@ def scratch_extents(layouts: Sequence[UnitLayout], schedule: Schedule, micro_bat
         keys = [gradient_key(u, c) for u, layout in enumerate(layouts) for c in range(len(layout.chunks))]
         extents = {key: size for key, size in zip(keys, held.slot_bytes, strict=True) if size}
     for slot, size in enumerate(schedule.pools["ssd_boundary"].slot_bytes):
-        extents[boundary_key(*divmod(slot, micro_batches))] = round_up(size, BLOCK_BYTES)
+        if size:
+            extents[boundary_key(*divmod(slot, micro_batches))] = round_up(size, BLOCK_BYTES)
     return extents
 
 

@@ -1,0 +1,191 @@
+"""A run that goes on from a snapshot is bitwise the run that was never interrupted."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from architectures import random_batches, small_config
+from committed import weights_in
+from test_cli import command, run_main, write_config  # noqa: F401
+
+from greedysnake import AdamW, LearningRate, Trainer
+from greedysnake.errors import ConfigError, StorageError
+from greedysnake.report.metrics import read_metrics
+
+BATCHES = random_batches(6, 3)
+RATE = LearningRate(peak=1e-2, shape="cosine", steps=6, warmup_steps=2)
+
+
+def trainer_for(folder: Path, name: str = "llama", **settings) -> Trainer:
+    settings = {"optimizer": AdamW(lr=1e-2), "learning_rate": RATE, "chunk_elements": 4096, **settings}
+    return Trainer(small_config(name), folder, **settings)
+
+
+@pytest.mark.parametrize("name", ["llama_tied", "gpt2_dropout", "gemma3_text", "deepseek_v3"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_run_resumed_under_other_settings_at_each_step_is_bitwise_the_same(tmp_path, name, dtype):
+    with trainer_for(tmp_path / "whole", name, dtype=dtype, seed=5) as trainer:
+        losses = [trainer.step(batch).loss for batch in BATCHES]
+    changes = [
+        {},
+        {"delayed_share": 0.0, "resident_state": 0.5},
+        {"delayed_share": 0.5, "gradients": "ssd", "boundaries_on_ssd": 0.5},
+        {"resident_weights": None, "resident_state": None, "snapshot_every": 2},
+        {"device": "emulated", "delayed_share": 1.0},
+    ]
+    trainer = trainer_for(tmp_path / "parts", name, dtype=dtype, seed=5, notes={"mine": [1, "two"]})
+    found = [trainer.step(BATCHES[0]).loss]
+    trainer.close()
+    for step, change in enumerate(changes, 1):
+        with Trainer.resume(tmp_path / "parts", **change) as trainer:
+            assert trainer.steps_done == step
+            assert trainer.notes == {"mine": [1, "two"]}
+            found.append(trainer.step(BATCHES[step]).loss)
+    assert found == losses
+    ours, theirs = weights_in(tmp_path / "parts"), weights_in(tmp_path / "whole")
+    assert [key for key in theirs if not torch.equal(ours[key], theirs[key])] == []
+
+
+def test_frozen_parameters_stay_frozen(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(small_config("llama"))
+    frozen = "model.layers.0.mlp.up_proj.weight"
+    model.get_parameter(frozen).requires_grad_(False)
+    before = model.get_parameter(frozen).detach().clone()
+    with Trainer(model, tmp_path / "store", dtype="float32", optimizer=AdamW(lr=1e-2)) as trainer:
+        trainer.step(BATCHES[0])
+    with Trainer.resume(tmp_path / "store") as trainer:
+        trainer.step(BATCHES[1])
+    found = weights_in(tmp_path / "store")
+    assert torch.equal(found[frozen], before)
+
+
+def test_what_cannot_change_is_refused_with_the_value_that_it_has(tmp_path):
+    with trainer_for(tmp_path / "store") as trainer:
+        trainer.step(BATCHES[0])
+    with pytest.raises(ConfigError) as caught:
+        Trainer.resume(tmp_path / "store", dtype="float32", seed=1, speed="high", delayed_share=0.5)
+    message = str(caught.value)
+    assert "dtype was 'bfloat16' when the run began, so it cannot be 'float32' now" in message
+    assert "seed was 0" in message
+    assert "speed is not a setting of a trainer" in message
+    assert "delayed_share" not in message
+    with pytest.raises(ConfigError, match="delayed_share: must lie between 0 and 1"):
+        Trainer.resume(tmp_path / "store", delayed_share=2)
+    Trainer.resume(tmp_path / "store").close()  # a refusal leaves the store free
+
+
+def test_two_runs_never_share_a_store(tmp_path):
+    with trainer_for(tmp_path / "store"), pytest.raises(StorageError, match="in use by process"):
+        Trainer.resume(tmp_path / "store")
+
+
+def test_skipped_steps_are_counted_on(tmp_path, monkeypatch):
+    from greedysnake.errors import NonFiniteError
+    from greedysnake.models.streaming import StreamedModel
+
+    original = StreamedModel.head
+    monkeypatch.setattr(StreamedModel, "head", lambda self, m: original(self, m) * float("nan"))
+    with trainer_for(tmp_path / "store", max_skipped_steps=3) as trainer:
+        trainer.step(BATCHES[0])
+        trainer.step(BATCHES[1])
+    trainer = Trainer.resume(tmp_path / "store")
+    assert trainer.steps_done == 2
+    with pytest.raises(NonFiniteError, match="3 steps in a row"):
+        trainer.step(BATCHES[2])
+    trainer.close()
+
+
+def losses_of(run: Path) -> list[tuple[int, float]]:
+    return [(line["step"], line["loss"]) for line in read_metrics(run / "metrics.jsonl")]
+
+
+def test_a_killed_run_goes_on_from_the_command_line(tmp_path, command):  # noqa: F811
+    path = write_config(tmp_path, training={"eval_every": 3}, optimizer={"lr_schedule": "constant"})
+    keeping = ["engine.resident_state=0.5", "training.snapshot_every=4"]  # so some steps must be made again
+    process = subprocess.Popen(
+        [sys.executable, "-m", "greedysnake", "train", path, "training.steps=1000000", *keeping],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while not (metrics.exists() and len(metrics.read_bytes().splitlines()) >= 7):
+        assert process.poll() is None
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    steps = len(read_metrics(metrics)) + 3
+    status, output, errors = command("resume", tmp_path / "run", f"training.steps={steps}", "--json")
+    assert status == 0, errors
+    assert json.loads(output)["steps"] == steps
+    assert json.loads(output)["first_eval_loss"] is not None
+    assert command("train", path, f"run={tmp_path / 'whole'}", f"training.steps={steps}")[0] == 0
+    assert losses_of(tmp_path / "run") == losses_of(tmp_path / "whole")
+    ours, theirs = weights_in(tmp_path / "run" / "store"), weights_in(tmp_path / "whole" / "store")
+    assert [key for key in theirs if not torch.equal(ours[key], theirs[key])] == []
+    saved = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert saved["training"]["steps"] == steps
+
+
+def test_a_run_that_is_over_goes_on_when_it_is_given_more_steps(tmp_path, command):  # noqa: F811
+    path = write_config(tmp_path, optimizer={"lr_schedule": "constant"})
+    assert command("train", path)[0] == 0
+    status, _, errors = command("resume", tmp_path / "run")
+    assert status == 1
+    assert "has made all of its 4 steps" in errors
+    assert "training.steps=8" in errors
+    status, output, errors = command("resume", tmp_path / "run", "training.steps=6")
+    assert status == 0, errors
+    assert "Going on after step 4 of 6" in output
+    assert "Done: 6 steps" in output
+    assert command("train", path, "training.steps=6", f"run={tmp_path / 'whole'}")[0] == 0
+    assert losses_of(tmp_path / "run") == losses_of(tmp_path / "whole")
+    assert command("export", tmp_path / "run", tmp_path / "out")[0] == 0
+
+
+def test_what_a_run_depends_on_cannot_change(tmp_path, command):  # noqa: F811
+    path = write_config(tmp_path)
+    assert command("train", path)[0] == 0
+    changes = ["seed=3", "training.micro_batches=1", "data.sequence_length=16", "model.dtype=float32", "run=elsewhere"]
+    status, _, errors = command("resume", tmp_path / "run", "training.steps=8", *changes)
+    assert status == 1
+    for change in changes:
+        assert change.partition("=")[0] in errors
+    text = tmp_path / "text.jsonl"
+    text.write_text(text.read_text().replace("fox", "cat"))
+    status, _, errors = command("resume", tmp_path / "run", "training.steps=8")
+    assert status == 1
+    assert "the training text is not what it was" in errors
+
+
+def test_a_folder_without_a_snapshot_says_what_to_do(tmp_path, command):  # noqa: F811
+    status, _, errors = command("resume", tmp_path / "nowhere")
+    assert status == 1
+    assert "is not a run folder" in errors
+    assert command("train", write_config(tmp_path))[0] == 0
+    (tmp_path / "run" / "store" / "manifest.json").unlink()
+    status, _, errors = command("resume", tmp_path / "run", "training.steps=8")
+    assert status == 1
+    assert "manifest.json is missing" in errors
+
+
+def test_killed_at_random_and_at_commits_it_ends_the_same(tmp_path):
+    """A small version of what scripts/kill_test.py does in full."""
+    script = Path(__file__).parents[1] / "scripts" / "kill_test.py"
+    assert importlib.util.find_spec("greedysnake")
+    result = subprocess.run(
+        [sys.executable, script, tmp_path / "runs", "--kills", "14", "--seed", str(os.getpid())],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "bitwise those of an untouched run" in result.stdout
