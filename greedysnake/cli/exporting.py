@@ -29,8 +29,7 @@ def export_run(run: Path, out: Path) -> dict[str, Any]:
             f"{run} is not a run folder: it has no config.yaml. Give the folder that 'run' named in training"
         )
     config = load_config(run / "config.yaml").model_copy(update={"run": run})  # wherever it has been moved to
-    folder = config.storage_folders[0]
-    store, skeleton, contents = open_committed(folder)
+    store, skeleton, contents = open_committed(config.storage_folders)
     try:
         layouts = skeleton.layouts
         export_model(skeleton, lambda unit: read_unit_weights(store, unit, layouts[unit]), out)

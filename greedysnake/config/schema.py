@@ -173,7 +173,7 @@ class EngineConfig(Section):
     )
     storage: StorageFolders | None = Field(
         default=None,
-        description="Folder on the SSD for weights and optimizer state; null: `<run>/store`.",
+        description="Folders for weights and optimizer state, best one on each SSD; null: `<run>/store`.",
     )
     resident_weights: Share | None = Field(
         default=0.0,

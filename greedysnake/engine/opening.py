@@ -1,6 +1,6 @@
 """A run's store and model: made for a new run, or opened to read a committed one."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ def write_model(
             _copy_weights(skeleton, masters, model)
         for unit in units:
             write_unit(store, unit, skeleton.layouts[unit], masters.pop(unit))
-    folder = store.folder / MODEL_FOLDER
+    folder = store.folders[0] / MODEL_FOLDER
     skeleton.model.config.save_pretrained(folder)
     if skeleton.model.can_generate():
         if isinstance(model, str | Path) and (Path(model) / "generation_config.json").is_file():
@@ -88,13 +88,14 @@ def _copy_weights(skeleton: Skeleton, masters: Mapping[int, Tensor], model: PreT
         buffer.copy_(values[name])
 
 
-def open_committed(folder: Path) -> tuple[Store, Skeleton, dict[str, Any]]:
+def open_committed(folders: Sequence[Path]) -> tuple[Store, Skeleton, dict[str, Any]]:
     """A committed run's store to read from, its model, and what the run wrote about itself.
 
     Raises:
         StorageError: there is no readable store.
     """
-    store, contents = Store.open(folder)
+    store, contents = Store.open(folders)
+    folder = Path(folders[0])
     try:
         config = read_config(folder / MODEL_FOLDER)
         skeleton = build_skeleton(

@@ -36,11 +36,11 @@ from greedysnake.units import parse_bytes
 
 
 class Trainer:
-    """Trains one model from one storage folder.
+    """Trains one model from its storage folders.
 
     Args:
         model: a model folder, a transformers config (random weights), or a loaded PreTrainedModel.
-        storage: folder for weights and state, made if missing; exactly one for now.
+        storage: folder for weights and state, or several, best one on each SSD; made if missing.
         optimizer: AdamW's settings.
         learning_rate: by step; None keeps the optimizer's.
         dtype: ``"bfloat16"`` (float32 master weights) or ``"float32"``.
@@ -144,7 +144,7 @@ class Trainer:
         self._unusable = False
         self._prepared: PreparedPlan | None = None
         self._store = Store.create(
-            folders[0],
+            folders,
             run=uuid.uuid4().hex,
             durable=durable_extents(self.skeleton.layouts),
             scratch={} if plan is None else self._scratch(plan),
@@ -166,12 +166,12 @@ class Trainer:
 
     @property
     def storage(self) -> Path:
-        """The storage folder."""
-        return self._store.folder
+        """The storage folder that says what the store holds; the first of several."""
+        return self._store.folders[0]
 
     @property
     def disk_bytes(self) -> int:
-        """Disk reserved in the storage folder."""
+        """Disk reserved in the storage folders."""
         return self._store.disk_bytes
 
     # Training
