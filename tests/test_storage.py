@@ -20,6 +20,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stores import committed_store, content, read, small_store
 
 from greedysnake.errors import StorageError
 from greedysnake.storage import BLOCK_BYTES, Store, System, Transfer, aligned_empty, round_up, store_bytes
@@ -30,35 +31,6 @@ from greedysnake.storage.small_files import sealed
 
 ROOT = Path(__file__).parents[1]
 SLOTS = ("slot0.bin", "slot1.bin")
-
-
-def content(size: int, seed: int) -> torch.Tensor:
-    tensor = aligned_empty(size)
-    tensor.copy_(torch.randint(0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)))
-    return tensor
-
-
-def read(store: Store, key: str, size: int, offset: int = 0) -> bytes:
-    into = aligned_empty(size)
-    into.fill_(0xA5)
-    store.read(key, into, offset).wait()
-    return bytes(into.numpy())
-
-
-def small_store(folder: Path, **options) -> Store:
-    extents = {"durable": {"a": BLOCK_BYTES, "b": 3 * BLOCK_BYTES}, "scratch": {"s": 2 * BLOCK_BYTES}}
-    return Store.create([folder], run="run", **(extents | options))
-
-
-def committed_store(folder: Path, contents: dict | None = None) -> tuple[bytes, bytes]:
-    """A closed store with one commit; what its two extents hold."""
-    store = small_store(folder)
-    values = content(BLOCK_BYTES, 1), content(3 * BLOCK_BYTES, 2)
-    for key, value in zip("ab", values, strict=True):
-        store.write(key, [value]).wait()
-    store.commit(contents or {})
-    store.close()
-    return bytes(values[0].numpy()), bytes(values[1].numpy())
 
 
 def run_elsewhere(code: str, folder: Path, **options) -> subprocess.Popen:

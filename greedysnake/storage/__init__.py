@@ -3,6 +3,7 @@
 from greedysnake.storage.budget import FolderBudget, disk_budget, store_bytes
 from greedysnake.storage.files import Transfer
 from greedysnake.storage.memory import BLOCK_BYTES, aligned_empty, round_up
+from greedysnake.storage.removal import remove_store
 from greedysnake.storage.store import Store
 from greedysnake.storage.system import System
 from greedysnake.storage.verify import Damage
@@ -16,6 +17,7 @@ __all__ = [
     "Transfer",
     "aligned_empty",
     "disk_budget",
+    "remove_store",
     "round_up",
     "store_bytes",
 ]

@@ -9,9 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Self
 
-from crc32c import crc32c
-
 from greedysnake.errors import StorageError
+from greedysnake.storage.checksums import checksum_of
 from greedysnake.storage.geometry import STRIPE_BYTES
 from greedysnake.storage.memory import BLOCK_BYTES, aligned_empty, as_bytes
 from greedysnake.storage.small_files import close
@@ -258,14 +257,6 @@ class BlockFile:
         """Close the file; closing twice does nothing."""
         while self._descriptors:
             close(self._system, self._descriptors.pop())
-
-
-def checksum_of(views: Iterable[memoryview]) -> int:
-    """crc32c (Castagnoli, as in RFC 3720) of pieces of memory end to end."""
-    value = 0
-    for view in views:
-        value = crc32c(view, value)
-    return value
 
 
 def _after(views: Sequence[memoryview], moved: int) -> list[memoryview]:

@@ -108,7 +108,7 @@ def weighted(weights: Sequence[int]) -> Geometry:
 
 
 def weights_for(rates: Sequence[float], most: int = 8) -> tuple[int, ...]:
-    """Small weights with which all folders together come within 5 % of the sum of their rates, or as near as can be.
+    """Small weights with which folders together reach nine tenths of the sum of their rates, or as near as can be.
 
     A round takes as long as the folder that is busy longest, so the rate of all is the sum of the weights
     over the largest ratio of weight to rate.
@@ -120,7 +120,7 @@ def weights_for(rates: Sequence[float], most: int = 8) -> tuple[int, ...]:
         together = sum(weights) / max(weight / rate for weight, rate in zip(weights, rates, strict=True))
         if together > best_rate * 1.001:
             best, best_rate = weights, together
-        if best_rate >= 0.95 * sum(rates):
+        if best_rate >= 0.9 * sum(rates):
             break
     return best
 

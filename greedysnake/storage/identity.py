@@ -85,6 +85,16 @@ def read_first_manifest(folders: Sequence[Path], system: System) -> Manifest:
         raise
 
 
+def write_identities(folders: Sequence[Path], manifest: Manifest, system: System) -> None:
+    """Tell the folders of a store of several what they are.
+
+    Raises:
+        StorageError: one cannot be written.
+    """
+    for index, folder in enumerate(folders if len(folders) > 1 else []):
+        Identity(run=manifest.run, store=manifest.store, index=index, count=len(folders)).write(folder, system)
+
+
 def check_identities(folders: Sequence[Path], manifest: Manifest, system: System) -> None:
     """Refuse folders that are not exactly the store's, in its order.
 

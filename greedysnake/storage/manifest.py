@@ -1,11 +1,14 @@
 """The file that says which slot of each extent is the committed one, and what is in it."""
 
+import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from greedysnake.errors import StorageError
+from greedysnake.storage.checksums import zero_checksums
 from greedysnake.storage.geometry import Geometry, place
 from greedysnake.storage.memory import BLOCK_BYTES
 from greedysnake.storage.names import MANIFEST_NAME
@@ -67,6 +70,29 @@ class Manifest(BaseModel):
             if len(checksums) != count:
                 raise ValueError("its checksums do not match its extents")
         return self
+
+    @classmethod
+    def of_new_store(cls, *, run: str, durable: Mapping[str, int], geometry: Geometry, slots: int) -> Self:
+        """What a store holds before its first commit: zeroes.
+
+        Args:
+            run: identity of the run.
+            durable: bytes of every durable extent, in file order.
+            geometry: which folder holds which bytes.
+            slots: 1 or 2.
+        """
+        return cls(
+            run=run,
+            store=uuid.uuid4().hex,
+            stripe_bytes=geometry.stripe_bytes,
+            pattern=list(geometry.pattern),
+            slot_count=1 if slots == 1 else 2,
+            dirty=False,
+            extents=list(durable.items()),
+            slots=[0] * len(durable),
+            checksums=zero_checksums(durable, geometry),
+            contents={},
+        )
 
     @property
     def geometry(self) -> Geometry:

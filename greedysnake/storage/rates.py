@@ -22,7 +22,8 @@ def measured_geometry(held: HeldFolders, total: int) -> Geometry:
     folders = range(len(held.paths))
     worth_it = len(folders) > 1 and total >= _WORTH_IT_BYTES
     if worth_it and all(free_bytes(path, held.system) > 2 * TRIAL_BYTES for path in held.paths):
-        return weighted(weights_for([folder_rate(held, folder) for folder in folders]))
+        tried = [[folder_rate(held, folder) for folder in folders] for _ in range(2)]
+        return weighted(weights_for([max(pair) for pair in zip(*tried, strict=True)]))  # others may use a disk too
     return weighted([1] * len(folders))
 
 

@@ -5,9 +5,9 @@ one rename) copies nothing and a crash or a rollback at any instant leaves the l
 Scratch extents have one slot and no promise. The store knows bytes by key and nothing of models.
 """
 
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,22 +19,20 @@ from greedysnake.storage.files import Transfer
 from greedysnake.storage.folders import (
     HeldFolders,
     check_folders,
-    check_vacant,
-    clear,
-    give_up,
     make_folders,
     sync_names,
     unmake_folders,
 )
 from greedysnake.storage.geometry import arranged, place, weighted
-from greedysnake.storage.identity import Identity, check_identities, read_first_manifest
+from greedysnake.storage.identity import check_identities, read_first_manifest, write_identities
 from greedysnake.storage.manifest import Manifest
 from greedysnake.storage.names import OWNER_FOLDER, SCRATCH_NAME, SLOT_NAMES
 from greedysnake.storage.rates import measured_geometry
 from greedysnake.storage.small_files import remove_file, remove_temporary, sync_tree
 from greedysnake.storage.striping import StripedFile, sync_all
 from greedysnake.storage.system import System
-from greedysnake.storage.verify import CommittedPiece, Damage, damages, zero_checksums
+from greedysnake.storage.vacancy import check_vacant, clear, give_up
+from greedysnake.storage.verify import CommittedPiece, Damage, damages
 
 
 class Store:
@@ -105,51 +103,26 @@ class Store:
         geometry = None if weights is None else weighted(weights)
         if not paths or (geometry is not None and len(geometry.weights) != len(paths)):
             raise ValueError(f"{len(paths)} folders do not make a store with weights {weights}")
-        made = make_folders(paths, system)
-        try:
+        with ExitStack() as undo:
+            made = make_folders(paths, system)
+            undo.callback(unmake_folders, made, system)
             check_folders(paths, system)
             held = HeldFolders(paths, writable=True, system=system)
-        except BaseException:
-            unmake_folders(made, system)
-            raise
-        try:
+            undo.callback(held.release)
             check_vacant(paths, system)
-            try:
-                clear(paths, system)  # what a run that ended before its first commit left
-                geometry = geometry or measured_geometry(held, store_bytes(durable, scratch, slots=slots))
-                durable = arranged(durable, geometry.stripe_bytes)
-                check_budget(disk_budget(paths, durable, scratch, slots=slots, geometry=geometry, system=system))
-                manifest = Manifest(
-                    run=run,
-                    store=uuid.uuid4().hex,
-                    stripe_bytes=geometry.stripe_bytes,
-                    pattern=list(geometry.pattern),
-                    slot_count=1 if slots == 1 else 2,
-                    dirty=False,
-                    extents=list(durable.items()),
-                    slots=[0] * len(durable),
-                    checksums=zero_checksums(durable, geometry),
-                    contents={},
-                )
-                if len(paths) > 1:
-                    for index, path in enumerate(paths):
-                        Identity(run=run, store=manifest.store, index=index, count=len(paths)).write(path, system)
-                store = cls(held, manifest, create=True, writable=True)
-                try:
-                    store.reserve_scratch(scratch)
-                    sync_names(paths, made, system)
-                except BaseException:
-                    store._close_files()
-                    raise
-                return store
-            except BaseException:
-                give_up(paths, made, system)
-                raise
-        except BaseException:
-            held.stop()
-            held.release()
-            unmake_folders(made, system)
-            raise
+            undo.callback(give_up, paths, made, system)
+            clear(paths, system)  # what a run that ended before its first commit left
+            geometry = geometry or measured_geometry(held, store_bytes(durable, scratch, slots=slots))
+            durable = arranged(durable, geometry.stripe_bytes)
+            check_budget(disk_budget(paths, durable, scratch, slots=slots, geometry=geometry, system=system))
+            manifest = Manifest.of_new_store(run=run, durable=durable, geometry=geometry, slots=slots)
+            write_identities(paths, manifest, system)
+            store = cls(held, manifest, create=True, writable=True)
+            undo.callback(store._close_files)
+            store.reserve_scratch(scratch)
+            sync_names(paths, made, system)
+            undo.pop_all()
+            return store
 
     @classmethod
     def open(
@@ -170,8 +143,9 @@ class Store:
         check_folders(paths, system)
         # Taking a lock leaves a file, so not in a folder without a store.
         check_identities(paths, read_first_manifest(paths, system), system)
-        held = HeldFolders(paths, writable=writable, system=system)
-        try:
+        with ExitStack() as undo:
+            held = HeldFolders(paths, writable=writable, system=system)
+            undo.callback(held.release)
             manifest = read_first_manifest(paths, system)  # again: its owner may have committed before it let go
             check_identities(paths, manifest, system)
             if manifest.dirty:
@@ -180,14 +154,16 @@ class Store:
                     f"mixture of its last commit and what came after, which nothing can use. Start the run again in an "
                     f"empty folder; a store with two slots keeps its last commit at any instant"
                 )
+            store = cls(held, manifest, create=False, writable=writable)
+            undo.callback(store._close_files)
             if writable:
                 for path in paths:
                     remove_temporary(system, path)
-            return cls(held, manifest, create=False, writable=writable), manifest.contents
-        except BaseException:
-            held.stop()
-            held.release()
-            raise
+                # The last owner may have ended before its rename was on the disk; a power failure would undo it then,
+                # after writes to the slots that the manifest before it names.
+                manifest.write(paths[0], system)
+            undo.pop_all()
+            return store, manifest.contents
 
     @property
     def disk_bytes(self) -> int:

@@ -1,7 +1,7 @@
-"""Checksums of what is on disk: expected of a new store, and compared with what is read."""
+"""What is on disk, read and compared with its checksums."""
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from greedysnake.errors import StorageError
-from greedysnake.storage.files import BlockFile, checksum_of
-from greedysnake.storage.geometry import Geometry, place
+from greedysnake.storage.files import BlockFile
 from greedysnake.storage.memory import aligned_empty, as_bytes
 
 _MEMORY_BYTES = 64 * 2**20
@@ -47,20 +46,6 @@ class Damage:
     def __str__(self) -> str:
         """For people."""
         return f"{self.path}, bytes {self.offset:,} to {self.offset + self.length:,}, part of {self.key}: {self.reason}"
-
-
-def zero_checksums(extents: Mapping[str, int], geometry: Geometry) -> list[list[int]]:
-    """Checksums of extents that were never written: preallocated files hold zeroes."""
-    zeroes = as_bytes(aligned_empty(geometry.stripe_bytes))
-    known: dict[int, int] = {}
-    found = []
-    for key, start in place(extents).items():
-        lengths = [piece.length for piece in geometry.pieces(start, extents[key])]
-        for length in lengths:
-            if length not in known:
-                known[length] = checksum_of([zeroes[:length]])
-        found.append([known[length] for length in lengths])
-    return found
 
 
 def damages(pieces: Sequence[CommittedPiece], progress: Callable[[int, int], None] | None) -> list[Damage]:
