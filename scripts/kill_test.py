@@ -158,14 +158,14 @@ def kill_repeatedly(folder: Path, kills: int, draw: random.Random) -> Tally:
 
 def steps_in(store: Path) -> int:
     """Steps that the last snapshot holds."""
-    opened, _, contents = open_committed(store)
+    opened, _, contents = open_committed([store])
     opened.close()
     return int(contents["progress"]["steps_done"])
 
 
 def content_of(store: Path) -> dict[str, bytes]:
     """Weights and state of every chunk, bit for bit."""
-    opened, skeleton, _ = open_committed(store)
+    opened, skeleton, _ = open_committed([store])
     try:
         found = {}
         for key, size in durable_extents(skeleton.layouts).items():

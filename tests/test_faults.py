@@ -34,7 +34,7 @@ def trainer_in(folder: Path, tiers: str) -> Trainer:
 
 
 def committed_in(folder: Path) -> Committed:
-    store, skeleton, contents = open_committed(folder)
+    store, skeleton, contents = open_committed([folder])
     try:
         found = {}
         for key, size in durable_extents(skeleton.layouts).items():

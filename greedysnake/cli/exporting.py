@@ -21,8 +21,7 @@ def export_run(run: Path, out: Path) -> dict[str, Any]:
         StorageError: its store cannot be read, or the run is still going.
         ModelError: ``out`` exists or cannot be written.
     """
-    folder = run_config(run).storage_folders[0]
-    store, skeleton, contents = open_committed(folder)
+    store, skeleton, contents = open_committed(run_config(run).storage_folders)
     try:
         layouts = skeleton.layouts
         export_model(skeleton, lambda unit: read_unit_weights(store, unit, layouts[unit]), out)

@@ -26,6 +26,7 @@ _FIXED = (
     "training.micro_batch_size",
     "engine.layers_per_unit",
     "engine.chunk_elements",
+    "engine.second_slot",
 )
 """Settings that decide what is stored, or which data a step has."""
 

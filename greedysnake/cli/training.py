@@ -204,6 +204,7 @@ def make_trainer(config: RunConfig, inputs: Inputs) -> Trainer:
         seed=config.seed,
         layers_per_unit=config.engine.layers_per_unit,
         chunk_elements=config.engine.chunk_elements or DEFAULT_CHUNK_ELEMENTS,
+        second_slot=config.engine.second_slot,
         batch=batch_shape(config),
         notes={DATA: inputs.batches.fingerprint},
         **changeable_settings(config),

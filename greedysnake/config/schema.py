@@ -178,7 +178,12 @@ class EngineConfig(Section):
     )
     storage: StorageFolders | None = Field(
         default=None,
-        description="Folder on the SSD for weights and optimizer state; null: `<run>/store`.",
+        description="Folders for weights and optimizer state, best one on each SSD; null: `<run>/store`.",
+    )
+    second_slot: Flag = Field(
+        default=True,
+        description="Whether the storage has two places for everything, so that a run that is killed can be resumed. "
+        "false takes half the disk, and then only a run that ended in good order can.",
     )
     resident_weights: Share | None = Field(
         default=0.0,

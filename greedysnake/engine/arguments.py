@@ -28,8 +28,10 @@ def check_arguments(
         ConfigError: listing all of them.
     """
     problems = []
-    if len(storage) != 1:
-        problems.append(f"storage: give exactly one folder, got {len(storage)}; striping is not there yet")
+    if not storage:
+        problems.append("storage: give at least one folder")
+    if len(set(storage)) != len(storage):
+        problems.append(f"storage: give each folder once, got {', '.join(map(str, storage))}")
     if problem := device_problem(device):
         problems.append(f"device: {problem}")
     allowed: dict[str, tuple[Any, list[Any]]] = {

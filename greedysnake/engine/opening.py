@@ -1,6 +1,6 @@
 """A run's store and model: made for a new run, or opened to read a committed one."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ def write_model(
             _copy_weights(skeleton, masters, model)
         for unit in units:
             write_unit(store, unit, skeleton.layouts[unit], masters.pop(unit))
-    folder = store.folder / MODEL_FOLDER
+    folder = store.folders[0] / MODEL_FOLDER
     skeleton.model.config.save_pretrained(folder)
     if skeleton.model.can_generate():
         if isinstance(model, str | Path) and (Path(model) / "generation_config.json").is_file():
@@ -90,17 +90,18 @@ def _copy_weights(skeleton: Skeleton, masters: Mapping[int, Tensor], model: PreT
         buffer.copy_(values[name])
 
 
-def open_committed(folder: Path, *, writable: bool = False) -> tuple[Store, Skeleton, dict[str, Any]]:
+def open_committed(folders: Sequence[Path], *, writable: bool = False) -> tuple[Store, Skeleton, dict[str, Any]]:
     """A committed run's store, its model, and what the run wrote about itself.
 
     Args:
-        folder: where the store is.
+        folders: all of the store's, in order.
         writable: whether the run will go on.
 
     Raises:
         StorageError: there is no readable store.
     """
-    store, contents = Store.open(folder, writable=writable)
+    store, contents = Store.open(folders, writable=writable)
+    folder = Path(folders[0])
     try:
         config = read_config(folder / MODEL_FOLDER)
         skeleton = build_skeleton(
@@ -122,3 +123,23 @@ def open_committed(folder: Path, *, writable: bool = False) -> tuple[Store, Skel
         store.close()
         raise
     return store, skeleton, contents
+
+
+def check_undamaged(store: Store, progress: Callable[[int, int], None] | None = None) -> None:
+    """Read all that the last commit holds, and compare it with its checksums.
+
+    Args:
+        store: an open one.
+        progress: told bytes read so far and in all.
+
+    Raises:
+        StorageError: something is damaged: which file, where, and what was there.
+    """
+    damages = store.verify(progress)
+    if damages:
+        shown = "\n  ".join(map(str, damages[:10]))
+        more = f"\n  and {len(damages) - 10} more" if len(damages) > 10 else ""
+        raise StorageError(
+            f"the last snapshot in {store.folders[0]} is damaged, so it is not used:\n  {shown}{more}\nThe disk "
+            f"changed what was written to it: look at its health, and begin again from an export or another copy of the store"
+        )

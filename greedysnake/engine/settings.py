@@ -16,7 +16,7 @@ from greedysnake.units import parse_bytes
 DEFAULT_SNAPSHOT_STEPS = 20
 """Steps between snapshots where something stays in host memory, so that a snapshot has a cost."""
 
-LAYOUT = ("dtype", "layers_per_unit", "chunk_elements", "seed")
+LAYOUT = ("dtype", "layers_per_unit", "chunk_elements", "seed", "second_slot")
 """What decides the bytes in a store and the numbers in them: it cannot change when a run is resumed."""
 
 
@@ -46,6 +46,8 @@ class TrainerSettings:
             and is written to SSD only for a snapshot; None: as much as fits.
         snapshot_every: steps between snapshots; None: 1 if nothing is resident, else 20. The snapshot of a step is
             taken in the forward of the next one, when its delayed updates have been made.
+        second_slot: whether the storage has two places for everything, so that a run that is killed can be resumed;
+            without, it takes half the disk, and only a run that was closed can.
         chunk_elements: most parameters updated as one, a multiple of 4096.
         max_skipped_steps: steps in a row that may be skipped because they are not finite.
 
@@ -72,6 +74,7 @@ class TrainerSettings:
     resident_weights: float | None = 0.0
     resident_state: float | None = 0.0
     snapshot_every: int | None = None
+    second_slot: bool = True
     chunk_elements: int = DEFAULT_CHUNK_ELEMENTS
     max_skipped_steps: int = 10
 
@@ -142,7 +145,7 @@ class TrainerSettings:
             separate_device=separate_device,
             device_memory=device_free_bytes if self.device_limit is None else self.device_limit,
             clipping=self.optimizer.max_grad_norm is not None,
-            commits_every_step=self.steps_between_snapshots == 1 and self.nothing_resident,
+            can_take_back=self.second_slot and self.steps_between_snapshots == 1 and self.nothing_resident,
             resident_weights=self.resident_weights,
             resident_state=self.resident_state,
         )

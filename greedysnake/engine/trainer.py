@@ -15,7 +15,14 @@ from transformers import PretrainedConfig, PreTrainedModel
 from greedysnake.engine.batches import check_micro_batches, target_tokens
 from greedysnake.engine.devices import make_device
 from greedysnake.engine.executor import NonFiniteStepError, StepWork
-from greedysnake.engine.opening import DTYPES, config_of, frozen_names, open_committed, write_model
+from greedysnake.engine.opening import (
+    DTYPES,
+    check_undamaged,
+    config_of,
+    frozen_names,
+    open_committed,
+    write_model,
+)
 from greedysnake.engine.prepared import PreparedPlan
 from greedysnake.engine.progress import Progress
 from greedysnake.engine.results import StepResult
@@ -36,11 +43,11 @@ from greedysnake.storage import Store
 
 
 class Trainer:
-    """Trains one model from one storage folder.
+    """Trains one model from its storage folders.
 
     Args:
         model: a model folder, a transformers config (random weights), or a loaded PreTrainedModel.
-        storage: folder for weights and state, made if missing; exactly one for now.
+        storage: folder for weights and state, or several, best one on each SSD; made if missing.
         optimizer: AdamW's settings.
         batch: sizes of the batches to come, so that all is reserved at once; None: learnt from the first step.
         notes: JSON values of the caller's own, kept with every snapshot and given back by :meth:`resume`.
@@ -71,8 +78,9 @@ class Trainer:
         self._set_up(chosen, skeleton, Progress(), dict(notes or {}))
         plan = None if batch is None else make_plan(skeleton, batch, self._request)
         self._store = Store.create(
-            chosen.storage[0],
+            chosen.storage,
             run=uuid.uuid4().hex,
+            slots=2 if chosen.second_slot else 1,
             durable=durable_extents(skeleton.layouts),
             scratch={} if plan is None else self._scratch(plan),
         )
@@ -109,8 +117,9 @@ class Trainer:
             ConfigError: a change is not possible.
         """
         folders = _folders(storage)
-        store, skeleton, contents = open_committed(folders[0], writable=True)
+        store, skeleton, contents = open_committed(folders, writable=True)
         try:
+            check_undamaged(store, progress)
             settings = TrainerSettings.from_json(contents["settings"]).changed({**changes, "storage": folders})
             self = cls.__new__(cls)
             self._set_up(settings, skeleton, Progress.from_json(contents["progress"]), contents["notes"])
@@ -156,12 +165,12 @@ class Trainer:
 
     @property
     def storage(self) -> Path:
-        """The storage folder."""
-        return self._store.folder
+        """The storage folder that says what the store holds; the first of several."""
+        return self._store.folders[0]
 
     @property
     def disk_bytes(self) -> int:
-        """Disk reserved in the storage folder."""
+        """Disk reserved in the storage folders."""
         return self._store.disk_bytes
 
     # Training

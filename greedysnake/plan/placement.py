@@ -47,7 +47,7 @@ class PlanRequest:
         separate_device: whether computation has memory of its own.
         device_memory: bytes of it that may be used, None for no limit.
         clipping: whether the gradient's norm is limited.
-        commits_every_step: whether what a step wrote can be taken back until the next one.
+        can_take_back: whether what a step wrote can be taken back while its norm is not known.
         resident_weights, resident_state: shares that stay in host memory; None: as much as fits.
     """
 
@@ -62,7 +62,7 @@ class PlanRequest:
     separate_device: bool = False
     device_memory: int | None = None
     clipping: bool = False
-    commits_every_step: bool = True
+    can_take_back: bool = True
     resident_weights: float | None = 0.0
     resident_state: float | None = 0.0
 
@@ -182,7 +182,7 @@ def make_plan(skeleton: Skeleton, batch: BatchShape, request: PlanRequest) -> Pl
         for gradient_tier in [request.gradients] if request.gradients else [Tier.HOST, Tier.SSD]:
             choices = Choices(
                 delayed_share=share,
-                wait_for_norm=share < 1 and (request.clipping or not request.commits_every_step),
+                wait_for_norm=share < 1 and (request.clipping or not request.can_take_back),
                 separate_device=request.separate_device,
                 boundaries_on_device=request.boundaries_on_device or 0.0,
                 boundaries_on_ssd=request.boundaries_on_ssd or 0.0,

@@ -1,0 +1,79 @@
+"""Whether folders are free for a new store, and clearing them of one that was never committed."""
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from greedysnake.errors import StorageError
+from greedysnake.storage.identity import Identity
+from greedysnake.storage.names import (
+    IDENTITY_NAME,
+    LOCK_NAME,
+    MANIFEST_NAME,
+    OWNER_FOLDER,
+    RATE_NAME,
+    SCRATCH_NAME,
+    SLOT_NAMES,
+    is_own,
+)
+from greedysnake.storage.small_files import names_in, remove_file, remove_temporary
+from greedysnake.storage.system import System
+
+
+def check_vacant(folders: Sequence[Path], system: System) -> None:
+    """Refuse folders that hold a store, or anything that is not a store's.
+
+    What a run that ended before its first commit left does not count, if all of it is in these folders.
+
+    Raises:
+        StorageError: naming the folder and what it holds.
+    """
+    names = {folder: set(names_in(system, folder)) for folder in folders}
+    for folder, found in names.items():
+        if MANIFEST_NAME in found:
+            raise StorageError(
+                f"{folder} already holds the store of another run. Choose another folder with engine.storage, "
+                f"or delete this one if its run is not needed any more"
+            )
+    begun = set()  # stores whose first folder is here, without a manifest
+    identities = {folder: Identity.read(folder, system) for folder, found in names.items() if IDENTITY_NAME in found}
+    for identity in identities.values():
+        if identity is not None and identity.index == 0:
+            begun.add(identity.store)
+    for folder, identity in identities.items():
+        if identity is not None and identity.store not in begun:
+            raise StorageError(
+                f"{folder} is {identity}. Choose another folder with engine.storage, or delete this one if its run is "
+                f"not needed any more"
+            )
+    for folder, found in names.items():
+        foreign = sorted(name for name in found if not is_own(name))
+        if OWNER_FOLDER in found and SLOT_NAMES[0] not in found:
+            foreign.append(OWNER_FOLDER)
+        if foreign:
+            raise StorageError(
+                f"{folder} holds other files ({', '.join(foreign[:3])}), so it is not used for a store. Choose an "
+                f"empty or a new folder with engine.storage"
+            )
+
+
+def clear(folders: Sequence[Path], system: System) -> None:
+    """Remove a store's files, except the locks and what its owner added.
+
+    Raises:
+        StorageError: one of them cannot be removed.
+    """
+    for folder in folders:
+        for name in (MANIFEST_NAME, IDENTITY_NAME, RATE_NAME, SCRATCH_NAME, *SLOT_NAMES):
+            remove_file(system, folder / name)
+        remove_temporary(system, folder)
+
+
+def give_up(folders: Sequence[Path], made: Sequence[Path], system: System) -> None:
+    """Take back, as far as possible, what was begun in held folders."""
+    with contextlib.suppress(StorageError):
+        clear(folders, system)
+    for folder in made:
+        if folder in folders:
+            with contextlib.suppress(StorageError):
+                remove_file(system, folder / LOCK_NAME)
