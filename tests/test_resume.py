@@ -189,3 +189,78 @@ def test_killed_at_random_and_at_commits_it_ends_the_same(tmp_path):
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert "bitwise those of an untouched run" in result.stdout
+
+
+def test_a_flipped_bit_is_found_and_named(tmp_path, command):  # noqa: F811
+    assert command("train", write_config(tmp_path))[0] == 0
+    run = tmp_path / "run"
+    status, output, errors = command("verify", run)
+    assert status == 0, errors
+    assert "Undamaged" in output
+    assert "after step 4" in output
+    flipped = run / "store" / "slot0.bin"
+    whole = flipped.read_bytes()
+    position = len(whole) // 2
+    flipped.write_bytes(whole[:position] + bytes([whole[position] ^ 4]) + whole[position + 1 :])
+    other = (run / "store" / "slot1.bin").read_bytes()
+    (run / "store" / "slot1.bin").write_bytes(other[:position] + bytes([other[position] ^ 4]) + other[position + 1 :])
+    status, output, _ = command("verify", run, "--json")
+    assert status == 1
+    (damage,) = json.loads(output)["damaged"]
+    assert damage["chunk"].startswith("unit")
+    assert damage["offset"] <= position < damage["offset"] + damage["length"]
+    status, _, errors = command("resume", run, "training.steps=8")
+    assert status == 1
+    assert damage["chunk"] in errors
+    assert damage["file"] in errors
+
+
+def test_cleaning_deletes_the_storage_and_nothing_else(tmp_path, command, monkeypatch):  # noqa: F811
+    assert command("train", write_config(tmp_path))[0] == 0
+    run = tmp_path / "run"
+    (run / "store" / "mine.txt").write_text("keep")
+    status, output, errors = command("clean", run, "--yes")
+    assert status == 0, errors
+    assert [path.name for path in (run / "store").iterdir()] == ["mine.txt"]
+    assert "mine.txt" in output
+    assert (run / "metrics.jsonl").is_file()
+    status, _, errors = command("clean", run, "--yes")
+    assert status == 1
+    assert command("clean", tmp_path / "nowhere", "--yes")[0] == 1
+
+
+def test_without_the_second_slot_only_a_run_that_was_closed_goes_on(tmp_path):
+    with trainer_for(tmp_path / "whole") as trainer:
+        expected = [trainer.step(batch).loss for batch in BATCHES[:4]]
+    with trainer_for(tmp_path / "store", second_slot=False) as trainer:
+        found = [trainer.step(batch).loss for batch in BATCHES[:2]]
+        assert trainer.disk_bytes < 0.6 * disk_of(tmp_path / "whole")
+    with Trainer.resume(tmp_path / "store", delayed_share=0.0) as trainer:
+        found += [trainer.step(batch).loss for batch in BATCHES[2:4]]
+    assert found == expected
+    trainer = Trainer.resume(tmp_path / "store")
+    trainer.step(BATCHES[4])
+    trainer.step(BATCHES[5])
+    trainer._store.close()  # as a crash would leave it
+    with pytest.raises(StorageError, match="one slot and was being written to"):
+        Trainer.resume(tmp_path / "store")
+
+
+def disk_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.bin"))
+
+
+def test_a_store_over_two_folders_moves_with_its_folders(tmp_path):
+    folders = [tmp_path / "one", tmp_path / "two"]
+    with trainer_for(folders) as trainer:
+        first = trainer.step(BATCHES[0]).loss
+    moved = [tmp_path / "here" / "one", tmp_path / "there" / "two"]
+    for before, after in zip(folders, moved, strict=True):
+        after.parent.mkdir()
+        before.rename(after)
+    with pytest.raises(StorageError):
+        Trainer.resume(moved[::-1])
+    with Trainer.resume(moved) as trainer:
+        second = trainer.step(BATCHES[1]).loss
+    with trainer_for(tmp_path / "whole") as trainer:
+        assert [trainer.step(batch).loss for batch in BATCHES[:2]] == [first, second]

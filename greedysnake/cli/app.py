@@ -109,6 +109,53 @@ def export(
 
 
 @app.command()
+def verify(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+) -> None:
+    """Check every byte of a run's last snapshot against its checksum."""
+    from greedysnake.cli.store import verify_run
+    from greedysnake.units import format_bytes
+
+    console = Console(stderr=as_json, soft_wrap=True, highlight=False)
+    found = verify_run(run, console)
+    if as_json:
+        typer.echo(json.dumps(found))
+    elif found["damaged"]:
+        console.print(f"Damaged, {len(found['damaged'])} pieces of {', '.join(found['folders'])}:")
+        for damage in found["damaged"]:
+            console.print(f"  {escape(damage['message'])}")
+    else:
+        console.print(
+            f"Undamaged: {format_bytes(found['bytes'])}, the state after step {found['steps_done']}, in "
+            f"{', '.join(found['folders'])}."
+        )
+    if found["damaged"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def clean(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
+) -> None:
+    """Delete a run's weights and optimizer state from disk; config, metrics and pictures stay."""
+    from greedysnake.cli.store import clean_run
+
+    if not yes:
+        typer.confirm(f"Delete the storage of {run}? It can then be neither resumed nor exported.", abort=True)
+    done = clean_run(run)
+    if as_json:
+        typer.echo(json.dumps(done))
+        return
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"Deleted the storage in {', '.join(done['folders'])}.")
+    if done["left"]:
+        console.print(f"Left, as they are not the storage's own: {escape(', '.join(done['left']))}.")
+
+
+@app.command()
 def report(
     run: Annotated[Path, typer.Argument(help="A run folder; the run may have been killed.")],
     out: Annotated[

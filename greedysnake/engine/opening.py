@@ -141,5 +141,5 @@ def check_undamaged(store: Store, progress: Callable[[int, int], None] | None = 
         more = f"\n  and {len(damages) - 10} more" if len(damages) > 10 else ""
         raise StorageError(
             f"the last snapshot in {store.folders[0]} is damaged, so it is not used:\n  {shown}{more}\nThe disk "
-            f"changed what was written to it: look at its health, and begin again from an export or another copy of the store"
+            f"changed what was written to it: look at its health, and begin again from an export or a copy of the store"
         )
