@@ -69,11 +69,9 @@ def clear(folders: Sequence[Path], system: System) -> None:
         remove_temporary(system, folder)
 
 
-def give_up(folders: Sequence[Path], made: Sequence[Path], system: System) -> None:
+def give_up(folders: Sequence[Path], system: System) -> None:
     """Take back, as far as possible, what was begun in held folders."""
     with contextlib.suppress(StorageError):
         clear(folders, system)
-    for folder in made:
-        if folder in folders:
-            with contextlib.suppress(StorageError):
-                remove_file(system, folder / LOCK_NAME)
+        for folder in folders:
+            remove_file(system, folder / LOCK_NAME)
