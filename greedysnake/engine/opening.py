@@ -15,7 +15,7 @@ from greedysnake.errors import ModelError, StorageError
 from greedysnake.models.checkpoint import Checkpoint, read_config
 from greedysnake.models.initialize import initialize_units
 from greedysnake.models.skeleton import Skeleton, build_skeleton
-from greedysnake.storage import Store
+from greedysnake.storage import Store, System
 
 MODEL_FOLDER = "model"
 BUFFERS_NAME = "buffers.safetensors"
@@ -90,17 +90,20 @@ def _copy_weights(skeleton: Skeleton, masters: Mapping[int, Tensor], model: PreT
         buffer.copy_(values[name])
 
 
-def open_committed(folders: Sequence[Path], *, writable: bool = False) -> tuple[Store, Skeleton, dict[str, Any]]:
+def open_committed(
+    folders: Sequence[Path], *, writable: bool = False, system: System | None = None
+) -> tuple[Store, Skeleton, dict[str, Any]]:
     """A committed run's store, its model, and what the run wrote about itself.
 
     Args:
         folders: all of the store's, in order.
         writable: whether the run will go on.
+        system: the store's system calls.
 
     Raises:
         StorageError: there is no readable store.
     """
-    store, contents = Store.open(folders, writable=writable)
+    store, contents = Store.open(folders, writable=writable, system=system)
     folder = Path(folders[0])
     try:
         config = read_config(folder / MODEL_FOLDER)

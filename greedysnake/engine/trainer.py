@@ -39,7 +39,7 @@ from greedysnake.plan.host import process_peak_bytes
 from greedysnake.plan.placement import Plan, make_plan
 from greedysnake.report.events import OperationEvent
 from greedysnake.schedule import Resource, Schedule
-from greedysnake.storage import Store
+from greedysnake.storage import Store, System
 
 
 class Trainer:
@@ -51,6 +51,7 @@ class Trainer:
         optimizer: AdamW's settings.
         batch: sizes of the batches to come, so that all is reserved at once; None: learnt from the first step.
         notes: JSON values of the caller's own, kept with every snapshot and given back by :meth:`resume`.
+        system: the store's system calls, for tests that stand between.
         settings: how to train: dtype, device, memory budgets and more; :class:`greedysnake.TrainerSettings` lists them.
 
     Raises:
@@ -65,6 +66,7 @@ class Trainer:
         optimizer: AdamW | None = None,
         batch: BatchShape | None = None,
         notes: Mapping[str, Any] | None = None,
+        system: System | None = None,
         **settings: Any,
     ) -> None:
         chosen = TrainerSettings.of(storage=_folders(storage), optimizer=optimizer or AdamW(), **settings)
@@ -83,6 +85,7 @@ class Trainer:
             slots=2 if chosen.second_slot else 1,
             durable=durable_extents(skeleton.layouts),
             scratch={} if plan is None else self._scratch(plan),
+            system=system,
         )
         try:
             write_model(self._store, skeleton, model, chosen.seed)
@@ -99,6 +102,7 @@ class Trainer:
         *,
         batch: BatchShape | None = None,
         progress: Callable[[int, int], None] | None = None,
+        system: System | None = None,
         **changes: Any,
     ) -> Self:
         """Go on from the last snapshot in some storage, bitwise as if nothing had happened.
@@ -109,6 +113,7 @@ class Trainer:
             storage: the run's folders, in the order in which they were given.
             batch: as for a new trainer.
             progress: told bytes checked so far and in all.
+            system: as for a new trainer.
             changes: settings other than when the run began; not what the content of the store depends on (dtype, seed,
                 layers_per_unit, chunk_elements).
 
@@ -117,7 +122,7 @@ class Trainer:
             ConfigError: a change is not possible.
         """
         folders = _folders(storage)
-        store, skeleton, contents = open_committed(folders, writable=True)
+        store, skeleton, contents = open_committed(folders, writable=True, system=system)
         try:
             check_undamaged(store, progress)
             settings = TrainerSettings.from_json(contents["settings"]).changed({**changes, "storage": folders})
