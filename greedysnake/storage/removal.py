@@ -18,7 +18,7 @@ from greedysnake.storage.names import (
     SCRATCH_NAME,
     SLOT_NAMES,
 )
-from greedysnake.storage.small_files import names_in, remove_file, remove_temporary, sync_folder
+from greedysnake.storage.small_files import flush_folder, names_in, remove_file, remove_temporary
 from greedysnake.storage.system import System, reason, uninterrupted
 
 
@@ -48,7 +48,7 @@ def remove_store(folders: Sequence[Path], *, system: System | None = None) -> li
         _check_is_store(paths, system)  # again: it may have changed before the lock was taken
         for path in paths:
             remove_file(system, path / MANIFEST_NAME)
-            _sync(path, system)
+            flush_folder(system, path)
         _remove_owners(paths[0] / OWNER_FOLDER, system)
         marks = [SLOT_NAMES[0] if len(paths) == 1 else IDENTITY_NAME, LOCK_NAME]  # show a second call what is left
         for path in paths:
@@ -114,10 +114,3 @@ def _remove_owners(folder: Path, system: System) -> None:
         return
     except OSError as error:
         raise StorageError(f"cannot remove {folder}: {reason(error)}") from error
-
-
-def _sync(folder: Path, system: System) -> None:
-    try:
-        sync_folder(system, folder)
-    except OSError as error:
-        raise StorageError(f"cannot flush {folder}: {reason(error)}") from error

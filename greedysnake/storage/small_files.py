@@ -116,6 +116,18 @@ def sync_folder(system: System, folder: Path) -> None:
         close(system, descriptor)
 
 
+def flush_folder(system: System, folder: Path) -> None:
+    """Make the names in a folder last.
+
+    Raises:
+        StorageError: they may not.
+    """
+    try:
+        sync_folder(system, folder)
+    except OSError as error:
+        raise StorageError(f"cannot flush {folder}: {reason(error)}") from error
+
+
 def close(system: System, descriptor: int) -> None:
     """Close a descriptor; an interrupted call has closed it as well, so it is never made twice."""
     with contextlib.suppress(InterruptedError):
@@ -182,10 +194,7 @@ def sync_tree(system: System, folder: Path) -> None:
             raise StorageError(f"cannot flush {path}: {reason(error)}") from error
         if stat.S_ISDIR(mode):
             sync_tree(system, path)
-    try:
-        sync_folder(system, folder)
-    except OSError as error:
-        raise StorageError(f"cannot flush {folder}: {reason(error)}") from error
+    flush_folder(system, folder)
 
 
 def _sync_file(system: System, path: Path) -> None:
