@@ -174,8 +174,10 @@ class SimulatedDisk(System):
 
     def close(self, descriptor: int) -> None:
         with self._mutex:
-            _, _, _ = self._open.pop(descriptor)
+            path = self._open.pop(descriptor)[2]
             self._locks = {inode: owner for inode, owner in self._locks.items() if owner != descriptor}
+            if self.before is not None:  # a close that fails has closed all the same
+                self.before("close", path)
 
     def _file(self, descriptor: int, offset: int = 0, sizes: Sequence[int] = ()) -> Inode:
         entry, flags, _ = self._open[descriptor]

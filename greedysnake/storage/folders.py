@@ -117,7 +117,7 @@ def make_folders(folders: Sequence[Path], system: System) -> list[Path]:
                 made.append(path)
             for path in missing:
                 _sync_parent(path, system)
-            if not missing and not stat.S_ISDIR(system.stat(folder).st_mode):
+            if not missing and not stat.S_ISDIR(uninterrupted(system.stat, folder).st_mode):
                 raise FileExistsError(0, "File exists")
         except OSError as error:
             unmake_folders(made, system)
@@ -129,7 +129,7 @@ def unmake_folders(made: Sequence[Path], system: System) -> None:
     """Remove folders that :func:`make_folders` made, where they are empty."""
     for folder in reversed(made):
         with contextlib.suppress(OSError):
-            system.rmdir(folder)
+            uninterrupted(system.rmdir, folder)
 
 
 def _sync_parent(folder: Path, system: System) -> None:
@@ -139,7 +139,7 @@ def _sync_parent(folder: Path, system: System) -> None:
 
 def _exists(path: Path, system: System) -> bool:
     try:
-        system.lstat(path)
+        uninterrupted(system.lstat, path)
     except FileNotFoundError:
         return False
     return True
