@@ -20,7 +20,6 @@ from greedysnake.storage.folders import (
     HeldFolders,
     check_folders,
     make_folders,
-    sync_names,
     unmake_folders,
 )
 from greedysnake.storage.geometry import STRIPE_BYTES, Geometry, arranged, place, weighted
@@ -28,7 +27,7 @@ from greedysnake.storage.identity import check_identities, read_first_manifest, 
 from greedysnake.storage.manifest import Manifest
 from greedysnake.storage.names import OWNER_FOLDER, SCRATCH_NAME, SLOT_NAMES
 from greedysnake.storage.rates import measured_geometry
-from greedysnake.storage.small_files import remove_file, remove_temporary, sync_tree
+from greedysnake.storage.small_files import flush_folder, remove_file, remove_temporary, sync_tree
 from greedysnake.storage.striping import StripedFile, sync_all
 from greedysnake.storage.system import System
 from greedysnake.storage.vacancy import check_vacant, clear, give_up
@@ -124,7 +123,8 @@ class Store:
             store = cls(held, manifest, create=True, writable=True)
             undo.callback(store._close_files)
             store.reserve_scratch(scratch)
-            sync_names(paths, made, system)
+            for path in paths:
+                flush_folder(system, path)
             undo.pop_all()
             return store
 

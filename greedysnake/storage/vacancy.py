@@ -16,7 +16,7 @@ from greedysnake.storage.names import (
     SLOT_NAMES,
     is_own,
 )
-from greedysnake.storage.small_files import names_in, remove_file, remove_temporary
+from greedysnake.storage.small_files import flush_folder, names_in, remove_file, remove_temporary
 from greedysnake.storage.system import System
 
 
@@ -60,13 +60,22 @@ def check_vacant(folders: Sequence[Path], system: System) -> None:
 def clear(folders: Sequence[Path], system: System) -> None:
     """Remove a store's files, except the locks and what its owner added.
 
+    The first folder's identity goes last: without it the others would be taken for parts of a store elsewhere.
+
     Raises:
         StorageError: one of them cannot be removed.
     """
-    for folder in folders:
+
+    def is_first(folder: Path) -> bool:
+        identity = Identity.read(folder, system)
+        return identity is not None and identity.index == 0
+
+    for folder in sorted(folders, key=is_first):
         for name in (MANIFEST_NAME, IDENTITY_NAME, RATE_NAME, SCRATCH_NAME, *SLOT_NAMES):
             remove_file(system, folder / name)
         remove_temporary(system, folder)
+        if len(folders) > 1:
+            flush_folder(system, folder)
 
 
 def give_up(folders: Sequence[Path], system: System) -> None:
