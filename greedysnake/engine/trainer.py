@@ -39,7 +39,7 @@ from greedysnake.plan.host import process_peak_bytes
 from greedysnake.plan.placement import Plan, make_plan
 from greedysnake.report.events import OperationEvent
 from greedysnake.schedule import Resource, Schedule
-from greedysnake.storage import Store
+from greedysnake.storage import FolderBudget, Store
 
 
 class Trainer:
@@ -85,7 +85,7 @@ class Trainer:
             scratch={} if plan is None else self._scratch(plan),
         )
         try:
-            write_model(self._store, skeleton, model, chosen.seed)
+            self._model_files = write_model(self._store, skeleton, model, chosen.seed)
             self._begin(plan)
             self.snapshot()
         except BaseException:
@@ -124,6 +124,7 @@ class Trainer:
             self = cls.__new__(cls)
             self._set_up(settings, skeleton, Progress.from_json(contents["progress"]), contents["notes"])
             self._store = store
+            self._model_files = contents["model_files"]
             plan = None if batch is None else make_plan(skeleton, batch, self._request)
             store.reserve_scratch({} if plan is None else self._scratch(plan))
             self._begin(plan)
@@ -172,6 +173,10 @@ class Trainer:
     def disk_bytes(self) -> int:
         """Disk reserved in the storage folders."""
         return self._store.disk_bytes
+
+    def disk_use(self) -> list[FolderBudget]:
+        """Disk reserved in each storage folder, and what is left there."""
+        return self._store.disk_use()
 
     # Training
 
@@ -301,6 +306,7 @@ class Trainer:
             "settings": self.settings.as_json(),
             "progress": self._progress.as_json(),
             "frozen": sorted(slot.name for slot in self._slots() if not slot.trainable),
+            "model_files": self._model_files,
             "notes": self.notes,
         }
 
