@@ -43,6 +43,11 @@ def seconds(value: float) -> str:
     return f"{value * 1e3:.3g} ms" if value >= 0.9995e-3 else f"{value * 1e6:.3g} µs"
 
 
+def time_scale(whole_s: float) -> tuple[float, str]:
+    """What seconds are multiplied by at an axis of ``whole_s`` seconds, and the unit that this gives."""
+    return (1.0, "s") if whole_s >= 1 else (1e3, "ms") if whole_s >= 1e-3 else (1e6, "µs")
+
+
 def moved(value: float) -> str:
     """Bytes that were moved, in powers of 1000 as rates are: '19.5 GB'."""
     for suffix in ("B", "kB", "MB", "GB"):
