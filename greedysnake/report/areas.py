@@ -10,7 +10,6 @@ from greedysnake.report.wording import safe, seconds, time_scale
 _WIDTH, _HEIGHT = 1140, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 10, 26
 _COLUMNS = 480  # a little over two pixels each, so that the shortest peak is seen
-_MOST_HOVERS = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,15 +141,13 @@ def _hovers(
     axes: Axes,
     write: Callable[[float], str],
 ) -> list[tuple[float, str]]:
-    """(place, text) of what a tooltip tells, for moments that lie evenly over the step."""
-    hovers, index = [], 0
-    for part in range(_MOST_HOVERS + 1):
-        time = axes.last * part / _MOST_HOVERS
-        while index + 1 < len(times) and times[index + 1] <= time:
-            index += 1
+    """(place, text) of what a tooltip tells: of every two columns, the one with the higher sum."""
+    hovers = []
+    for column in range(0, len(times), 2):
+        index = max(range(column, min(column + 2, len(times))), key=totals.__getitem__)
         told = [f"{layer.name}: {write(layer.values[index])}" for layer in reversed(layers) if layer.values[index]]
-        words = "\n".join([seconds(time), *told, f"together: {write(totals[index])}"])
-        hovers.append((round(axes.x(time), 1), words))
+        words = "\n".join([seconds(times[index]), *told, f"together: {write(totals[index])}"])
+        hovers.append((round(axes.x(times[index]), 1), words))
     return hovers
 
 

@@ -143,7 +143,7 @@ def share_rows(rows: Sequence[Series], *, label: str, width: int = 1140, row_hei
     steps = [step for row in rows for step, _ in row.points]
     first, last = min(steps), max(steps)
     lone = 0.5 * (first == last)
-    height = len(rows) * row_height + _BOTTOM + 6
+    height = len(rows) * row_height + 16
     parts = []
     for index, row in enumerate(rows):
         axes = Axes(

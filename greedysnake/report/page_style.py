@@ -90,7 +90,10 @@ tr + tr th { padding-top: 14px; }
 th.n, td.n { text-align: right; white-space: nowrap; }
 td.bar-cell { width: 22%; vertical-align: middle; }
 td.bar-cell div { height: 9px; border-radius: 2px; background: var(--c); min-width: 1px; }
+td.share { background: linear-gradient(var(--well) 0 0) content-box no-repeat center / 100% 9px; }
 .scroll { overflow-x: auto; }
+.scroll + p, svg + p { margin-top: 8px; }
+.card > :last-child { margin-bottom: 0; }
 ul { margin: 0 0 8px; padding-left: 20px; }
 .timeline { display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: 12px; }
 .timeline-names div { display: flex; flex-direction: column; justify-content: center; text-align: right;

@@ -8,7 +8,8 @@ from greedysnake.report.charts import Series, line_chart, share_rows
 from greedysnake.report.events import RESOURCES, resource_words
 from greedysnake.report.run_files import RunFiles, mapping, number
 from greedysnake.report.sections_memory import budget_bytes, memory_card, memory_chart, peak_bytes, step_memory_card
-from greedysnake.report.sections_time import bottleneck_words, kinds_card, rates_card, timeline_card
+from greedysnake.report.sections_rates import rates_card
+from greedysnake.report.sections_time import bottleneck_words, kinds_card, timeline_card
 from greedysnake.report.wording import known, safe
 
 _TIERS = {"device": "device memory", "host": "host memory", "ssd": "SSD"}

@@ -42,7 +42,7 @@ _OUTSIDE = {
     "computation": "what computation takes inside of a unit",
     "master_weights": "float32 weights of a chunk",
 }
-_BUDGET_IN_SIGHT = 2.0  # times what is reserved; a line further up would press the picture flat
+_BUDGET_IN_SIGHT = 2.5  # times what is drawn; a line further up would press the picture flat
 
 
 def peak_bytes(files: RunFiles) -> float | None:
@@ -127,15 +127,22 @@ def _tick_unit(highest: float) -> float:
 def memory_chart(files: RunFiles) -> str:
     """The process's memory, step by step."""
     points, budget = facts.series(files.steps, facts.of("host_peak_bytes")), budget_bytes(files)
-    limit = None if budget is None else (budget, f"budget {wording.memory(budget)}")
-    highest = max([value for _, value in points] + [budget or 0.0])
-    return line_chart(
-        [Series(name="highest so far", color="memory", points=points)],
-        wording.memory,
-        label="host memory over steps",
-        from_zero=True,
-        limit=limit,
-        tick_unit=_tick_unit(highest),
+    highest = max((value for _, value in points), default=0.0)
+    note, limit = "", None
+    if budget is not None and points and budget > _BUDGET_IN_SIGHT * highest:
+        note = f'<p class="soft">The budget, {safe(wording.memory(budget))}, is far above.</p>'
+    elif budget is not None:
+        highest, limit = max(highest, budget), (budget, f"budget {wording.memory(budget)}")
+    return (
+        line_chart(
+            [Series(name="highest so far", color="memory", points=points)],
+            wording.memory,
+            label="host memory over steps",
+            from_zero=True,
+            limit=limit,
+            tick_unit=_tick_unit(highest),
+        )
+        + note
     )
 
 

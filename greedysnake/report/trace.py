@@ -27,7 +27,7 @@ def write_trace(
         path: the file to write or replace.
         steps: the events of every step to show, by step number.
         unit_names: the name of unit 0, unit 1, ...: 'embedding', 'layer 0', ...
-        memory: what each tier held in those of the steps for which that is known, on the events' clock.
+        memory: what each tier held in those of ``steps`` for which that is known, on the events' clock.
 
     Raises:
         OSError: the file cannot be written.
@@ -65,10 +65,8 @@ def write_trace(
             entry["ts"] /= 1000
             entry["dur"] /= 1000
         trace_events += sorted(slices, key=lambda entry: entry["ts"])
-    for step in sorted(steps.keys() & (memory or {}).keys()):
-        trace_events += [
-            _counter(name, time - origin_s, values) for time, name, values in counter_samples((memory or {})[step])
-        ]
+    for _, tiers in sorted((memory or {}).items()):
+        trace_events += [_counter(name, time - origin_s, values) for time, name, values in counter_samples(tiers)]
     write_json_atomic(path, {"traceEvents": trace_events, "displayTimeUnit": "ms"}, indent=None)
 
 
@@ -115,8 +113,16 @@ def _slice(name: str, category: str, start_s: float, end_s: float, args: Mapping
 
 
 def _counter(name: str, time_s: float, values: Mapping[str, int]) -> dict[str, Any]:
-    """A counter ("C") event: viewers stack its values, and hold them until the next one."""
-    return {"ph": "C", "pid": _PROCESS_ID, "tid": 0, "name": name, "ts": round(time_s * 1e9) / 1000, "args": values}
+    """A counter ("C") event: its values hold until the next one; chrome://tracing stacks them."""
+    return {
+        "ph": "C",
+        "pid": _PROCESS_ID,
+        "tid": 0,
+        "name": name,
+        "cat": "memory",
+        "ts": round(time_s * 1e9) / 1000,
+        "args": values,
+    }
 
 
 def _event_args(event: OperationEvent, unit_names: Sequence[str]) -> dict[str, Any]:

@@ -67,6 +67,24 @@ def rate(value: float) -> str:
     return f"{value / 1e9:.2f} GB/s" if value >= 0.0995e9 else f"{value / 1e6:.3g} MB/s"
 
 
+def parameters(value: float) -> str:
+    """A number of parameters: '10.8 M parameters'."""
+    return f"{_scaled(value)} parameters"
+
+
+def parameter_rate(value: float) -> str:
+    """Parameters updated per second: '0.85 G parameters/s'."""
+    return f"{_scaled(value)} parameters/s"
+
+
+def _scaled(value: float) -> str:
+    for suffix in ("", " k", " M", " G"):
+        if value < 999.5:
+            return f"{value:.3g}{suffix}"
+        value /= 1000
+    return f"{value:.3g} T"
+
+
 def tokens(value: float) -> str:
     """A number of tokens or tokens per second."""
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
