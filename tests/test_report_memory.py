@@ -346,7 +346,7 @@ def test_the_shortest_peak_is_drawn():
 PROBE = {
     "disk": {"read_bytes_per_s": 4e9, "write_bytes_per_s": 2e9, "mixed_bytes_per_s": 1e12},
     "h2d_bytes_per_s": 1e12,
-    "optimizer_parameters_per_s": 1e12,
+    "optimizer_parameters_per_s": 1e14,
 }
 
 
@@ -379,7 +379,7 @@ def test_rates_are_told_beside_the_probes(run):
     assert rows["SSD write"][4] == "2.00 GB/s"
     assert rows["device → host"][4:] == ["–", "–"]
     assert rows["optimizer, on the CPU"][0] == "37.2 k parameters"
-    assert rows["optimizer, on the CPU"][4:] == ["1 T parameters/s", "<0.1%"]
+    assert rows["optimizer, on the CPU"][4:] == ["100 T parameters/s", "&lt;0.1%"]
     assert re.fullmatch(r"[\d.<]+%", rows["SSD read"][5])
 
 
