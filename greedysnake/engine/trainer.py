@@ -213,8 +213,9 @@ class Trainer:
         )
         skipped = None
         self._unusable = True  # until the step is counted: whatever breaks it off leaves the last commit as it is
+        schedule = prepared.step_schedule(pending=self._delayed is not None, snapshot=due)
         try:
-            events = self._run(prepared, prepared.step_schedule(pending=self._delayed is not None, snapshot=due), work)
+            events = self._run(prepared, schedule, work)
         except NonFiniteStepError as error:
             skipped, events = str(error), []
             self._store.revert(prepared.prompt_keys())  # delayed updates of the step before were sound and stay
@@ -235,6 +236,7 @@ class Trainer:
             ssd_write_bytes=self._store.written_bytes - written,
             host_peak_bytes=process_peak_bytes(),
             events=tuple(events),
+            schedule=schedule,
         )
 
     def measure(self, micro_batches: Sequence[MicroBatch], resources: Collection[Resource]) -> float:
