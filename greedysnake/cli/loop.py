@@ -16,6 +16,7 @@ from greedysnake.data import TokenBatches
 from greedysnake.engine.results import StepResult
 from greedysnake.engine.trainer import Trainer
 from greedysnake.report.live import LiveLine
+from greedysnake.report.memory import step_memory
 from greedysnake.report.metrics import MetricsFile, write_json_atomic
 from greedysnake.report.pictures import draw_loss_curve, draw_timeline
 from greedysnake.report.trace import busy_shares, write_trace
@@ -128,7 +129,9 @@ def finish_run(config: RunConfig, trainer: Trainer, record: RunRecord, seconds: 
         last = traced[-1]
         title = f"Step {last.step}: {last.tokens:,} tokens in {last.seconds:.2f} s"
         draw_timeline(config.run / TIMELINE_PICTURE, last.events, names, title)
-        write_trace(config.run / "trace.json", {r.step: r.events for r in (*traced[1:3], last)}, names)
+        shown = (*traced[1:3], last)
+        memory = {r.step: step_memory(r.schedule, r.events) for r in shown if r.schedule is not None}
+        write_trace(config.run / "trace.json", {r.step: r.events for r in shown}, names, memory)
     return summary
 
 

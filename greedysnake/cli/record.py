@@ -16,7 +16,7 @@ class RunRecord:
     """What a run has done so far.
 
     Attributes:
-        results: of every step, without its events: those of a long run would fill memory.
+        results: of every step, without its events and schedule: those of a long run would fill memory.
         traced: a few steps with their events, by number: the first three and the last that have any.
         evaluations: step and loss on held-out text.
         tokens_seen: tokens of all steps.
@@ -50,7 +50,7 @@ class RunRecord:
 
     def add(self, result: StepResult) -> None:
         """Count a step."""
-        self.results.append(replace(result, events=()))
+        self.results.append(replace(result, events=(), schedule=None))
         self.tokens_seen += result.tokens
         if result.events:
             while len(self.traced) > KEPT_TRACES:

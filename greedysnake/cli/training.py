@@ -25,9 +25,15 @@ from greedysnake.models.layout import DEFAULT_CHUNK_ELEMENTS
 from greedysnake.optim import AdamW, LearningRate
 from greedysnake.plan.activations import BatchShape
 from greedysnake.report.metrics import cut_metrics, write_json_atomic
+from greedysnake.storage import FolderBudget
 from greedysnake.units import format_bytes
 
 T = TypeVar("T")
+
+ONE_SLOT = (
+    "Snapshots: none while it runs, as engine.second_slot is false: a run that is killed or loses power has to begin "
+    "again. One that ends, or is stopped with Ctrl-C, can be resumed.\n"
+)
 
 BROKEN_OFF = "a second interrupt, before the step in flight had ended"
 
@@ -274,11 +280,16 @@ def _describe_plan(trainer: Trainer, config: RunConfig) -> str:
     ssd, memory = described["ssd"], described["host_memory"]
     return (
         f"Model: {parameters / 1e6:,.1f} M parameters in {len(plan.shape.units)} units, {config.model.dtype}\n"
-        f"Disk: {format_bytes(trainer.disk_bytes)} in {trainer.storage}; a step reads "
+        f"Disk: {', '.join(map(_describe_folder, trainer.disk_use()))}; a step reads "
         f"{format_bytes(ssd['read_bytes_per_step'])} and writes {format_bytes(ssd['write_bytes_per_step'])}\n"
+        f"{'' if config.engine.second_slot else ONE_SLOT}"
         f"Host memory: about {format_bytes(memory['expected_bytes'])} of {format_bytes(memory['budget_bytes'])}; "
         f"{torch.get_num_threads()} compute threads"
     )
+
+
+def _describe_folder(use: FolderBudget) -> str:
+    return f"{format_bytes(use.needed)} in {use.folder} ({format_bytes(use.left)} left there)"
 
 
 def _with_absolute_storage(config: RunConfig) -> RunConfig:

@@ -140,7 +140,22 @@ class Executor:
             run.run()
         finally:
             torch.set_num_threads(threads)
-        return [_event(schedule.operations[index], start, end) for index, start, end in run.spans]
+        return [self._event(schedule.operations[index], start, end) for index, start, end in run.spans]
+
+    def _event(self, operation: Operation, start: float, end: float) -> OperationEvent:
+        updated = self._chunk(operation).pieces if operation.kind == Kind.UPDATE else ()
+        return OperationEvent(
+            kind=operation.kind,
+            resource=operation.resource,
+            unit=operation.unit,
+            micro_batch=operation.micro_batch,
+            chunk=operation.chunk,
+            start_s=start,
+            end_s=end,
+            bytes=operation.bytes,
+            parameters=sum(piece.elements for piece in updated),
+            operation=operation.index,
+        )
 
     def _content_over(self, buffer: Buffer, writer: Operation) -> None:
         """Nobody needs a buffer's content any more.
@@ -389,16 +404,3 @@ def _index(operation: Operation) -> int:
 def _bytes_of(tensor: Tensor) -> Tensor:
     """A tensor's memory as uint8."""
     return tensor.detach().reshape(-1).view(torch.uint8)
-
-
-def _event(operation: Operation, start: float, end: float) -> OperationEvent:
-    return OperationEvent(
-        kind=operation.kind,
-        resource=operation.resource,
-        unit=operation.unit,
-        micro_batch=operation.micro_batch,
-        chunk=operation.chunk,
-        start_s=start,
-        end_s=end,
-        bytes=operation.bytes,
-    )

@@ -1,6 +1,7 @@
 """A run's store and model: made for a new run, or opened to read a committed one."""
 
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def frozen_names(model: str | Path | PretrainedConfig | PreTrainedModel) -> froz
 
 def write_model(
     store: Store, skeleton: Skeleton, model: str | Path | PretrainedConfig | PreTrainedModel, seed: int
-) -> None:
+) -> dict[str, str]:
     """Put the first weights of a run into its store, a unit at a time (embedding and head together).
 
     Args:
@@ -57,6 +58,9 @@ def write_model(
         skeleton: the model.
         model: where weights come from; a config gives random ones.
         seed: of random weights.
+
+    Returns:
+        A digest of each file beside the weights, by name; what a commit says about them.
     """
     checkpoint = Checkpoint(Path(model), config_of(model)) if isinstance(model, str | Path) else None
     last = len(skeleton.layouts) - 1
@@ -78,6 +82,16 @@ def write_model(
     # all buffers, also those that a saved model leaves out: what they hold (rotary frequencies) is computed only once
     buffers = {name: buffer.contiguous().clone() for name, buffer in skeleton.model.named_buffers()}
     save_file(buffers, folder / BUFFERS_NAME)
+    return _digests(folder)
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """BLAKE2 of each file in a folder, by name."""
+    return {
+        path.name: blake2b(path.read_bytes(), digest_size=16).hexdigest()
+        for path in sorted(folder.iterdir())
+        if path.is_file()
+    }
 
 
 def _copy_weights(skeleton: Skeleton, masters: Mapping[int, Tensor], model: PreTrainedModel) -> None:
@@ -106,6 +120,7 @@ def open_committed(
     store, contents = Store.open(folders, writable=writable, system=system)
     folder = Path(folders[0])
     try:
+        _check_model_files(folder / MODEL_FOLDER, contents["model_files"])
         config = read_config(folder / MODEL_FOLDER)
         skeleton = build_skeleton(
             config,
@@ -126,6 +141,17 @@ def open_committed(
         store.close()
         raise
     return store, skeleton, contents
+
+
+def _check_model_files(folder: Path, expected: Mapping[str, str]) -> None:
+    found = _digests(folder) if folder.is_dir() else {}
+    wrong = [
+        f"{folder / name} is {'missing' if name not in found else 'not as it was written'}"
+        for name, digest in expected.items()
+        if found.get(name) != digest
+    ]
+    if wrong:
+        raise StorageError("\n".join(wrong))
 
 
 def check_undamaged(store: Store, progress: Callable[[int, int], None] | None = None) -> None:

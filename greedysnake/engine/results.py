@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from greedysnake.report.events import OperationEvent
+from greedysnake.schedule import Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,7 @@ class StepResult:
         ssd_read_bytes, ssd_write_bytes: moved by the store.
         host_peak_bytes: most memory the process has had so far.
         events: when each operation ran.
+        schedule: what the events are of.
     """
 
     step: int
@@ -35,3 +37,4 @@ class StepResult:
     ssd_write_bytes: int
     host_peak_bytes: int
     events: tuple[OperationEvent, ...]
+    schedule: Schedule | None = None

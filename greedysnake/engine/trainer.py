@@ -39,7 +39,7 @@ from greedysnake.plan.host import process_peak_bytes
 from greedysnake.plan.placement import Plan, make_plan
 from greedysnake.report.events import OperationEvent
 from greedysnake.schedule import Resource, Schedule
-from greedysnake.storage import Store, System
+from greedysnake.storage import FolderBudget, Store, System
 
 
 class Trainer:
@@ -88,7 +88,7 @@ class Trainer:
             system=system,
         )
         try:
-            write_model(self._store, skeleton, model, chosen.seed)
+            self._model_files = write_model(self._store, skeleton, model, chosen.seed)
             self._begin(plan)
             self.snapshot()
         except BaseException:
@@ -129,6 +129,7 @@ class Trainer:
             self = cls.__new__(cls)
             self._set_up(settings, skeleton, Progress.from_json(contents["progress"]), contents["notes"])
             self._store = store
+            self._model_files = contents["model_files"]
             plan = None if batch is None else make_plan(skeleton, batch, self._request)
             store.reserve_scratch({} if plan is None else self._scratch(plan))
             self._begin(plan)
@@ -178,6 +179,10 @@ class Trainer:
         """Disk reserved in the storage folders."""
         return self._store.disk_bytes
 
+    def disk_use(self) -> list[FolderBudget]:
+        """Disk reserved in each storage folder, and what is left there."""
+        return self._store.disk_use()
+
     # Training
 
     def step(self, micro_batches: Sequence[MicroBatch]) -> StepResult:
@@ -213,8 +218,9 @@ class Trainer:
         )
         skipped = None
         self._unusable = True  # until the step is counted: whatever breaks it off leaves the last commit as it is
+        schedule = prepared.step_schedule(pending=self._delayed is not None, snapshot=due)
         try:
-            events = self._run(prepared, prepared.step_schedule(pending=self._delayed is not None, snapshot=due), work)
+            events = self._run(prepared, schedule, work)
         except NonFiniteStepError as error:
             skipped, events = str(error), []
             self._store.revert(prepared.prompt_keys())  # delayed updates of the step before were sound and stay
@@ -235,6 +241,7 @@ class Trainer:
             ssd_write_bytes=self._store.written_bytes - written,
             host_peak_bytes=process_peak_bytes(),
             events=tuple(events),
+            schedule=schedule,
         )
 
     def measure(self, micro_batches: Sequence[MicroBatch], resources: Collection[Resource]) -> float:
@@ -306,6 +313,7 @@ class Trainer:
             "settings": self.settings.as_json(),
             "progress": self._progress.as_json(),
             "frozen": sorted(slot.name for slot in self._slots() if not slot.trainable),
+            "model_files": self._model_files,
             "notes": self.notes,
         }
 

@@ -8,13 +8,14 @@ Scratch extents have one slot and no promise. The store knows bytes by key and n
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 from torch import Tensor
 
 from greedysnake.errors import StorageError
-from greedysnake.storage.budget import check_budget, disk_budget, store_bytes
+from greedysnake.storage.budget import FolderBudget, check_budget, disk_budget, store_bytes
 from greedysnake.storage.files import Transfer
 from greedysnake.storage.folders import (
     HeldFolders,
@@ -177,6 +178,19 @@ class Store:
     def disk_bytes(self) -> int:
         """Bytes of disk that the files take."""
         return store_bytes(self._extents, self._scratch, slots=self._committed.slot_count)
+
+    def disk_use(self) -> list[FolderBudget]:
+        """Bytes that the files take in each folder, and what is left there."""
+        committed = self._committed
+        use = disk_budget(
+            self.folders,
+            self._extents,
+            self._scratch,
+            slots=committed.slot_count,
+            geometry=committed.geometry,
+            system=self._held.system,
+        )
+        return [replace(one, left=one.free) for one in use]  # all of it has been reserved
 
     def reserve_scratch(self, scratch: Mapping[str, int]) -> None:
         """Replace the scratch extents; what they held is lost.
