@@ -187,7 +187,7 @@ class PowerCuts:
         return self._folders[operation.path] if operation.file is None else self._files[operation.file]
 
     def _fates(self) -> Iterator[Fate]:
-        """Everything is there, nothing, names alone, bytes alone, all but one name or one file's bytes; then by chance."""
+        """Everything is there, nothing, names or bytes alone, all but one name or one file's bytes; then by chance."""
         yield lambda _: True
         yield lambda _: False
         yield lambda operation: operation.kind in _CHANGES_NAMES

@@ -1,31 +1,39 @@
-"""Power cut at any moment of a real training run: the store opens at its last snapshot, bit for bit."""
+"""Power cut at any moment of a real training run: the store opens at its last snapshot, bit for bit.
 
-import functools
+The run's system calls are written down (recorded_disk.py); crash_states.py makes of them what a power cut may leave
+after each call, the real store opens it, and every bit is compared with a run that nothing happened to.
+"""
+
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from random import Random
 
 import pytest
-from architectures import random_batches, small_config
 from crash_states import CrashState, PowerCuts, Tree
-from recorded_disk import Event, RecordingSystem
+from recorded_disk import Event, Operation, RecordingSystem
+from recorded_runs import (
+    BATCHES,
+    NO_PROMISE,
+    STEPS,
+    Inspector,
+    Lives,
+    Recorded,
+    Untroubled,
+    committed_in,
+    recorded_run,
+    untroubled_run,
+)
 
-from greedysnake import AdamW, Trainer
-from greedysnake.engine.opening import MODEL_FOLDER, open_committed
-from greedysnake.engine.unit_store import durable_extents
-from greedysnake.errors import StorageError
-from greedysnake.storage import Store, System, Transfer, aligned_empty
+from greedysnake import Trainer
+from greedysnake.storage import Store
 
-BATCHES = random_batches(7, 2, padding=False)
-STRIPE_BYTES = 5 * 4096  # so that a tiny model's chunks lie in all folders
-NOT_YET = ("holds no committed store", "is not a folder, so there is no store to read")
-NO_PROMISE = ("lock", "scratch.bin")
-DIRTY = "has one slot and was being written to"
+NOTHING_YET = ("holds no committed store", "is not a folder, so there is no store to read")
+NOTHING_ANY_MORE = "has one slot and was being written to"
 
-LIVES: list[tuple[int, dict[str, Any]]] = [
+LIVES: Lives = [
     (
         4,
         {
@@ -36,209 +44,188 @@ LIVES: list[tuple[int, dict[str, Any]]] = [
             "boundaries_on_ssd": 1.0,
             "gradients": "ssd",
         },
+        True,
     ),
-    (1, {"delayed_share": 1.0, "resident_weights": 0.0, "resident_state": 0.0, "snapshot_every": 1}),
-    (2, {"delayed_share": 0.0, "boundaries_on_ssd": 0.0, "gradients": "host"}),
+    (2, {"delayed_share": 1.0, "resident_weights": 0.0, "resident_state": 0.0, "snapshot_every": 1}, False),
+    (2, {"delayed_share": 0.0, "boundaries_on_ssd": 0.0, "gradients": "host"}, True),
 ]
-"""Steps and settings of each life of the run; the second ends without closing."""
-STEPS = sum(steps for steps, _ in LIVES)
-
-Content = dict[str, bytes]
-"""Weights and state of every chunk."""
-
-
-class ThroughTheCache(System):
-    """The real system calls, without direct I/O, which would have the disk written before it is read."""
-
-    def open(self, path: Path, flags: int) -> int:
-        return super().open(path, flags & ~os.O_DIRECT)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Untroubled:
-    """A run that nothing happens to.
-
-    Attributes:
-        content: what a snapshot after each step holds.
-        model: content of the model folder's files by name.
-    """
-
-    content: dict[int, Content]
-    model: dict[str, bytes]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recorded:
-    """A run whose calls were written down."""
-
-    recording: RecordingSystem
-    folders: list[Path]
-
-
-def make_trainer(folders: Sequence[Path], system: System | None = None, **settings: Any) -> Trainer:
-    config = small_config("llama", num_hidden_layers=2, hidden_size=32, intermediate_size=48)
-    return Trainer(config, folders, chunk_elements=4096, optimizer=AdamW(lr=1e-2), system=system, **settings)
-
-
-def content_of(store: Store, sizes: Mapping[str, int]) -> Content:
-    into = {key: aligned_empty(size) for key, size in sizes.items()}
-    Transfer.together([store.read(key, memory) for key, memory in into.items()]).wait()
-    return {key: bytes(memory.numpy()) for key, memory in into.items()}
+COMMITS = {0, 2, 4, 5, 6, 7}
+"""Steps that have a snapshot: 4 and 7 when the run is closed; the life that is killed has not committed its last."""
 
 
 @pytest.fixture(scope="module")
 def untroubled(tmp_path_factory) -> Untroubled:
-    folder, content = tmp_path_factory.mktemp("untroubled") / "store", {}
-    make_trainer([folder]).close()
-    for step in range(STEPS + 1):
-        if step:
-            with Trainer.resume(folder) as trainer:
-                trainer.step(BATCHES[step - 1])
-        store, skeleton, contents = open_committed([folder])
-        content[contents["progress"]["steps_done"]] = content_of(store, durable_extents(skeleton.layouts))
-        store.close()
-    assert sorted(content) == list(range(STEPS + 1))
-    assert len({b"".join(one.values()) for one in content.values()}) == STEPS + 1
-    model = {path.name: path.read_bytes() for path in (folder / MODEL_FOLDER).iterdir()}
-    assert {"config.json", "buffers.safetensors"} <= model.keys()
-    return Untroubled(content=content, model=model)
+    return untroubled_run(tmp_path_factory.mktemp("untroubled") / "store")
 
 
-def recorded_run(
-    base: Path,
-    count: int,
-    system: Callable[[Path], RecordingSystem] = RecordingSystem,
-    *,
-    lives: Sequence[tuple[int, dict[str, Any]]] = LIVES,
-    **settings: Any,
-) -> Recorded:
-    """The run in ``count`` folders, what it asks of the disk, and what it was told of its commits."""
-    recording = system(base)
-    folders = [base / "disks" / f"disk{i}" for i in range(count)]
-    real_commit = Store.commit
-
-    def commit(self: Store, contents: dict[str, Any]) -> None:
-        recording.mark("commit", contents["progress"]["steps_done"])
-        real_commit(self, contents)
-        recording.mark("committed", contents["progress"]["steps_done"])
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Store, "commit", commit)
-        patch.setattr(Store, "create", functools.partial(Store.create, stripe_bytes=STRIPE_BYTES))
-        done = 0
-        for life, (steps, changes) in enumerate(lives):
-            if life:
-                trainer = Trainer.resume(folders, system=recording, **changes)
-            else:
-                trainer = make_trainer(folders, recording, **{**changes, **settings})
-            done = trainer.steps_done
-            for batch in BATCHES[done : done + steps]:
-                trainer.step(batch)
-            if life == 1:
-                trainer._store.close()  # as a run that is killed leaves it
-            else:
-                trainer.close()
-    return Recorded(recording=recording, folders=folders)
+@pytest.fixture
+def scratch(tmp_path) -> Iterator[Path]:
+    """Where crash states are put: in memory if that is possible."""
+    memory = Path(f"/dev/shm/greedysnake-test-{os.getpid()}")
+    if not os.access(memory.parent, os.W_OK):
+        yield tmp_path
+        return
+    memory.mkdir()
+    yield memory
+    shutil.rmtree(memory)
 
 
-class Inspector:
-    """Opens what a power cut left, as the next start of the machine would.
-
-    Attributes:
-        states: how many different ones it has seen.
-    """
-
-    def __init__(self, run: Recorded, untroubled: Untroubled, scratch: Path) -> None:
-        self._base = run.recording.base
-        self._folders = run.folders
-        self._untroubled = untroubled
-        self._scratch = scratch
-        self._there: Tree = {}
-        self._found: dict[frozenset[tuple[Path, int | None]], int | str] = {}
-
-    @property
-    def states(self) -> int:
-        return len(self._found)
-
-    def place(self, tree: Tree, to: Path) -> list[Path]:
-        """Put a tree on the real disk; the store's folders in it."""
-        for path, content in tree.items():
-            here = to / path.relative_to(self._base)
-            if content is None:
-                here.mkdir(parents=True, exist_ok=True)
-            else:
-                here.write_bytes(content)
-        return [to / folder.relative_to(self._base) for folder in self._folders]
-
-    def found(self, tree: Tree) -> int | str:
-        """After which step the store is that it holds, bit for bit, or what is said about it."""
-        parts = frozenset((path, hash(content)) for path, content in tree.items() if path.name not in NO_PROMISE)
-        if parts not in self._found:
-            self._found[parts] = self._open(tree)
-        return self._found[parts]
-
-    def _open(self, tree: Tree) -> int | str:
-        for path in [path for path in self._there if path not in tree]:
-            here = self._scratch / path.relative_to(self._base)
-            if here.is_file():
-                here.unlink()
-        for path in sorted((p for p in self._there if p not in tree and self._there[p] is None), reverse=True):
-            shutil.rmtree(self._scratch / path.relative_to(self._base), ignore_errors=True)
-        changed = {path: content for path, content in tree.items() if self._there.get(path, b"-") != content}
-        folders = self.place(changed, self._scratch)
-        self._there = {**tree, **{path: b"?" for path in tree if path.name == "lock"}}
-        try:
-            store, contents = Store.open(folders, system=ThroughTheCache())
-        except StorageError as error:
-            assert str(self._scratch) in str(error)
-            return str(error)
-        try:
-            steps = contents["progress"]["steps_done"]
-            if damages := store.verify():
-                return f"step {steps} with damage: {damages[0]}"
-            expected = self._untroubled.content[steps]
-            if content_of(store, {key: len(value) for key, value in expected.items()}) != expected:
-                return f"step {steps} with other content"
-        finally:
-            store.close()
-        first = self._folders[0] / MODEL_FOLDER
-        model = {path.name: content for path, content in tree.items() if path.parent == first}
-        return steps if model == self._untroubled.model else f"step {steps} without its model: {sorted(model)}"
+def folders_in(base: Path, count: int) -> list[Path]:
+    return [base / "disks" / f"disk{i}" for i in range(count)]
 
 
 def problem_with(state: CrashState, found: int | str, *, one_slot: bool) -> str | None:
-    """Why a state should not have been found like this."""
-    if found in (state.last, state.under_way) and found is not None:
+    """Why a store should not have been found like this."""
+    if isinstance(found, int) and found in (state.last, state.under_way):
         return None
     if isinstance(found, str):
-        if state.last is None and any(words in found for words in NOT_YET):
+        if state.last is None and any(words in found for words in NOTHING_YET):
             return None
-        if one_slot and DIRTY in found and not state.quiet:
+        if one_slot and NOTHING_ANY_MORE in found and not state.quiet:
             return None
-    return f"event {state.moment}, committed {state.last}, under way {state.under_way}: found {found}"
+    return f"event {state.moment}, committed {state.last}, being committed {state.under_way}: found {found}"
 
 
 def problems_of(
     run: Recorded,
-    untroubled: Untroubled,
-    scratch: Path,
+    inspector: Inspector,
     *,
     events: Sequence[Event] | None = None,
-    chances: int = 2,
-    most: int | None = None,
-    one_slot: bool = False,
+    chances: int = 4,
     last: int | None = None,
+    one_slot: bool = False,
     seen: Callable[[CrashState, int | str], None] = lambda state, found: None,
-) -> tuple[list[str], int]:
-    """What is wrong with the states that power cuts leave, and how many different states there are."""
-    inspector, problems = Inspector(run, untroubled, scratch), []
+) -> Iterator[str]:
+    """What is wrong with the states that power cuts leave."""
     cuts = PowerCuts(run.recording, irrelevant=NO_PROMISE, seed=len(run.folders), chances=chances)
     for state in cuts.states(run.recording.events if events is None else events, last=last):
         found = inspector.found(state.tree)
+        seen(state, found)
         problem = problem_with(state, found, one_slot=one_slot)
         if problem is not None:
-            problems.append(problem)
-            if most is not None and len(problems) >= most:
-                break
-        seen(state, found)
-    return problems, inspector.states
+            yield problem
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_power_cut_at_any_moment_leaves_the_last_snapshot(tmp_path, scratch, untroubled, count):
+    run = recorded_run(RecordingSystem(tmp_path), folders_in(tmp_path, count), LIVES)
+    inspector = Inspector(run, untroubled, scratch / "state")
+    draw, met = Random(count), Counter[int | str]()
+    examples: dict[int | str, list[Tree]] = {}
+
+    def seen(state: CrashState, found: int | str) -> None:
+        """Keep a few of each kind, each as likely as any other."""
+        kind = found if isinstance(found, int) else "nothing"
+        met[kind] += 1
+        kept = examples.setdefault(kind, [state.tree])
+        if len(kept) < 8:
+            kept.append(state.tree)
+        elif (place := draw.randrange(met[kind])) < 8:
+            kept[place] = state.tree
+
+    assert list(problems_of(run, inspector, seen=seen)) == []
+    print(f"{inspector.states:,} different states of {count} folders")
+    assert inspector.states > 1000
+    assert examples.keys() == COMMITS | {"nothing"}
+    for number, tree in enumerate(examples.pop("nothing")):  # a new run can begin there
+        Store.create(inspector.place(tree, scratch / f"new{number}"), run="", durable={"a": 4096}, scratch={}).close()
+    for steps, trees in examples.items():  # and the old one goes on, bitwise as if nothing had happened
+        folders = inspector.place(trees[-1], scratch / f"on{steps}")
+        with Trainer.resume(folders, delayed_share=0.5) as trainer:
+            assert trainer.steps_done == steps
+            for batch in BATCHES[steps:]:
+                trainer.step(batch)
+        assert committed_in(folders) == (STEPS, untroubled.content[STEPS])
+
+
+def test_power_cut_after_a_power_cut(tmp_path, scratch, untroubled):
+    first = tmp_path / "first"
+    first.mkdir()
+    run = recorded_run(RecordingSystem(first), folders_in(first, 2), [(3, LIVES[0][1], False)])
+    cuts = PowerCuts(run.recording, irrelevant=NO_PROMISE, seed=0, chances=2)
+    during = [state for state in cuts.states(run.recording.events) if (state.last, state.under_way) == (0, 2)]
+    inspector = Inspector(run, untroubled, scratch / "state")
+    for state in during[:: len(during) // 3]:  # a commit that came to nothing, or just did not
+        base = tmp_path / f"after{state.moment}"
+        folders, steps = inspector.place(state.tree, base), inspector.found(state.tree)
+        assert steps in (0, 2)
+        again = recorded_run(RecordingSystem(base), folders, [(2, {"delayed_share": 1.0}, True)], resume=True)
+        second = Inspector(again, untroubled, scratch / f"again{state.moment}")
+        assert list(problems_of(again, second, chances=1, last=steps)) == []
+        assert second.states > 50
+
+
+def test_with_one_slot_a_power_cut_never_leaves_what_is_believed_and_wrong(tmp_path, scratch, untroubled):
+    lives: Lives = [(2, {"snapshot_every": 2}, True), (1, {"delayed_share": 0.5}, True)]
+    run = recorded_run(RecordingSystem(tmp_path), folders_in(tmp_path, 1), lives, second_slot=False)
+    inspector, found_at = Inspector(run, untroubled, scratch / "state"), set()
+
+    def seen(state: CrashState, found: int | str) -> None:
+        found_at.add(NOTHING_ANY_MORE if NOTHING_ANY_MORE in str(found) else found)
+
+    assert list(problems_of(run, inspector, chances=4, one_slot=True, seen=seen)) == []
+    assert found_at > {0, 2, 3, NOTHING_ANY_MORE}
+
+
+# The check itself: a store that forgets a flush is found out
+
+
+def is_slot(operation: Operation) -> bool:
+    return operation.path.name.startswith("slot")
+
+
+FORGOTTEN: dict[str, Callable[[Operation], bool]] = {
+    "all flushes": lambda operation: True,
+    "flushes of weights and state": is_slot,
+    "flushes of the second folder's weights and state": lambda o: is_slot(o) and o.path.parent.name == "disk1",
+    "the flush of the manifest before it is renamed": lambda o: "manifest" in o.path.name,
+    "flushes of folders": lambda o: o.file is None,
+    "flushes of the storage folder once it is committed": lambda o: o.file is None and o.path.name == "disk0",
+    "flushes of the second folder": lambda o: o.file is None and o.path.name == "disk1",
+    "the flush of the parent folder": lambda o: o.file is None and o.path.name == "disks",
+    "flushes of the model's files": lambda o: o.path.parent.name == "model",
+    "the flush of the model's folder": lambda o: o.file is None and o.path.name == "model",
+    "the flush of the second folder's identity": lambda o: "folder.json" in o.path.name and "disk1" in str(o.path),
+}
+
+
+@pytest.fixture(scope="module")
+def two_folders(tmp_path_factory) -> Recorded:
+    base = tmp_path_factory.mktemp("recorded")
+    return recorded_run(RecordingSystem(base), folders_in(base, 2), LIVES[:1])
+
+
+@pytest.mark.parametrize("forgotten", FORGOTTEN)
+def test_a_forgotten_flush_is_found_out(scratch, untroubled, two_folders, forgotten):
+    events = [
+        event
+        for event in two_folders.recording.events
+        if not (event.operation and event.operation.kind == "flush" and FORGOTTEN[forgotten](event.operation))
+    ]
+    assert len(events) < len(two_folders.recording.events)
+    inspector = Inspector(two_folders, untroubled, scratch)
+    assert next(problems_of(two_folders, inspector, events=events, chances=2), None) is not None
+
+
+def test_a_flush_that_comes_after_the_rename_is_found_out(scratch, untroubled, two_folders):
+    events, late = [], []
+    for event in two_folders.recording.events:
+        operation = event.operation
+        if operation is not None and operation.kind == "flush" and is_slot(operation):
+            late.append(event)
+        else:
+            events.append(event)
+            if operation is not None and operation.kind == "rename" and event.phase == "end":
+                events += late
+                late = []
+    inspector = Inspector(two_folders, untroubled, scratch)
+    assert next(problems_of(two_folders, inspector, events=events, chances=2), None) is not None
+
+
+def test_a_system_that_does_not_flush_is_found_out(tmp_path, scratch, untroubled):
+    class Forgetful(RecordingSystem):
+        def fsync(self, descriptor: int) -> None:
+            pass
+
+    run = recorded_run(Forgetful(tmp_path), folders_in(tmp_path, 1), [(2, {}, True)])
+    assert next(problems_of(run, Inspector(run, untroubled, scratch), chances=2), None) is not None
