@@ -173,7 +173,7 @@ def names_in(system: System, folder: Path) -> list[str]:
 
 
 def sync_tree(system: System, folder: Path) -> None:
-    """Make every file and folder below ``folder`` last, if there is one.
+    """Make a folder and everything in it last, if there is one.
 
     Raises:
         StorageError: one of them cannot be flushed.
@@ -196,6 +196,7 @@ def sync_tree(system: System, folder: Path) -> None:
         if stat.S_ISDIR(mode):
             sync_tree(system, path)
     flush_folder(system, folder)
+    flush_folder(system, folder.parent)  # its own name
 
 
 def _sync_file(system: System, path: Path) -> None:

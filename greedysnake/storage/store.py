@@ -320,7 +320,6 @@ class Store:
         try:
             if not self._has_commit:
                 sync_tree(self._held.system, self.folders[0] / OWNER_FOLDER)
-                flush_folder(self._held.system, self.folders[0])  # that folder's name, before the manifest's
             sync_all(self._files)
             manifest.write(self.folders[0], self._held.system)
         except StorageError as error:
