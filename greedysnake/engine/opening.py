@@ -162,13 +162,19 @@ def check_undamaged(store: Store, progress: Callable[[int, int], None] | None = 
         progress: told bytes read so far and in all.
 
     Raises:
-        StorageError: something is damaged: which file, where, and what was there.
+        StorageError: something is damaged or cannot be read: which file, where, and what was there.
     """
     damages = store.verify(progress)
-    if damages:
-        shown = "\n  ".join(map(str, damages[:10]))
-        more = f"\n  and {len(damages) - 10} more" if len(damages) > 10 else ""
+    if not damages:
+        return
+    shown = "\n  ".join(map(str, damages[:10]))
+    more = f"\n  and {len(damages) - 10} more" if len(damages) > 10 else ""
+    if not any(damage.readable for damage in damages):
         raise StorageError(
-            f"the last snapshot in {store.folders[0]} is damaged, so it is not used:\n  {shown}{more}\nThe disk "
-            f"changed what was written to it: look at its health, and begin again from an export or a copy of the store"
+            f"the last snapshot in {store.folders[0]} cannot be read, and was left as it is:\n  {shown}{more}\nSee "
+            f"that its disk is well and mounted, and try again"
         )
+    raise StorageError(
+        f"the last snapshot in {store.folders[0]} is damaged, so it is not used:\n  {shown}{more}\nThe disk "
+        f"changed what was written to it: look at its health, and begin again from an export or a copy of the store"
+    )

@@ -35,6 +35,7 @@ class Damage:
         offset, length: which bytes of the file.
         key: the extent that they belong to.
         reason: what is wrong with them.
+        readable: whether they could be read at all.
     """
 
     path: Path
@@ -42,6 +43,7 @@ class Damage:
     length: int
     key: str
     reason: str
+    readable: bool
 
     def __str__(self) -> str:
         """For people."""
@@ -71,7 +73,14 @@ def damages(pieces: Sequence[CommittedPiece], progress: Callable[[int, int], Non
             reason = _problem(piece, future)
             if reason is not None:
                 found.append(
-                    Damage(path=piece.file.path, offset=piece.offset, length=piece.length, key=piece.key, reason=reason)
+                    Damage(
+                        path=piece.file.path,
+                        offset=piece.offset,
+                        length=piece.length,
+                        key=piece.key,
+                        reason=reason,
+                        readable=future.exception() is None,
+                    )
                 )
             memory.append(buffer)
             done += piece.length
