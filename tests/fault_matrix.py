@@ -1,6 +1,6 @@
 """Which fault meets which operation, and what must come of it: the list behind test_fault_matrix.py.
 
-    python tests/fault_matrix.py      # the table of docs/reliability.md
+python tests/fault_matrix.py      # the table of docs/reliability.md
 """
 
 import errno
@@ -88,45 +88,44 @@ class Operation:
         return self.when if fault in self.faults else None
 
 
-def _operation(
-    when: str, name: str, call: str, path: str, faults: tuple[str, ...], says: str, small: bool | None = None
-) -> Operation:
-    return Operation(when=when, name=name, call=call, path=path, faults=faults, says=says, small=small)
-
+_ROWS: list[tuple[str, str, str, str, tuple[str, ...], str, bool | None]] = [
+    ("new", "make the storage folder", "mkdir", "store", NAMING, "cannot make the storage folder", None),
+    ("new", "open the lock", "open", "lock", NAMING, "cannot write to the storage folder", None),
+    ("new", "take the lock", "flock", "lock", READING, "cannot lock the storage folder", None),
+    ("new", "make weights and state", "open", "slot", NAMING, "cannot open", None),
+    ("new", "preallocate weights and state", "posix_fallocate", "slot", WRITING, "cannot reserve", None),
+    ("new", "preallocate scratch", "posix_fallocate", "scratch", WRITING, "cannot reserve", None),
+    ("new", "write weights and state", "pwritev", "slot", WRITING, "cannot write", None),
+    ("new", "flush the model's files", "fsync", "model", WRITING, "cannot flush", None),
+    ("new", "flush weights and state", "fsync", "slot", WRITING, "cannot flush", None),
+    ("new", "rename the manifest", "replace", ".manifest", NAMING, "cannot write", None),
+    ("step", "read weights", "preadv", "slot", READING, "cannot read", True),
+    ("step", "read state", "preadv", "slot", READING, "cannot read", False),
+    ("step", "write weights", "pwritev", "slot", WRITING, "cannot write", True),
+    ("step", "write state", "pwritev", "slot", WRITING, "cannot write", False),
+    ("step", "write boundaries", "pwritev", "scratch", WRITING, "cannot write", True),
+    ("step", "read boundaries", "preadv", "scratch", READING, "cannot read", True),
+    ("step", "write gradients", "pwritev", "scratch", WRITING, "cannot write", False),
+    ("step", "read gradients", "preadv", "scratch", READING, "cannot read", False),
+    ("step", "flush weights and state", "fsync", "slot", WRITING, "cannot flush", None),
+    ("step", "make the manifest", "open", ".manifest", NAMING, "cannot write", None),
+    ("step", "write the manifest", "pwrite", ".manifest", WRITING, "cannot write", None),
+    ("step", "flush the manifest", "fsync", ".manifest", WRITING, "cannot write", None),
+    ("step", "rename the manifest", "replace", ".manifest", NAMING, "cannot write", None),
+    ("step", "flush the folder", "fsync", "store/", WRITING, "cannot write", None),
+    ("resume", "open the manifest", "open", "/manifest", OPENING, "manifest.json", None),
+    ("resume", "read the manifest", "pread", "/manifest", READING, "cannot read", None),
+    ("resume", "open the lock", "open", "lock", NAMING, "cannot write to the storage folder", None),
+    ("resume", "open weights and state", "open", "slot", OPENING, "cannot open", None),
+    ("resume", "check weights and state", "preadv", "slot", READING, "cannot read", False),
+    ("resume", "rename the manifest", "replace", ".manifest", NAMING, "cannot write", None),
+    ("resume", "make scratch", "open", "scratch", NAMING, "cannot open", None),
+    ("resume", "preallocate scratch", "posix_fallocate", "scratch", WRITING, "cannot reserve", None),
+]
 
 OPERATIONS = [
-    _operation("new", "make the storage folder", "mkdir", "store", NAMING, "cannot make the storage folder"),
-    _operation("new", "open the lock", "open", "lock", NAMING, "cannot write to the storage folder"),
-    _operation("new", "take the lock", "flock", "lock", READING, "cannot lock the storage folder"),
-    _operation("new", "make weights and state", "open", "slot", NAMING, "cannot open"),
-    _operation("new", "preallocate weights and state", "posix_fallocate", "slot", WRITING, "cannot reserve"),
-    _operation("new", "preallocate scratch", "posix_fallocate", "scratch", WRITING, "cannot reserve"),
-    _operation("new", "write weights and state", "pwritev", "slot", WRITING, "cannot write"),
-    _operation("new", "flush the model's files", "fsync", "model", WRITING, "cannot flush"),
-    _operation("new", "flush weights and state", "fsync", "slot", WRITING, "cannot flush"),
-    _operation("new", "rename the manifest", "replace", ".manifest", NAMING, "cannot write"),
-    _operation("step", "read weights", "preadv", "slot", READING, "cannot read", True),
-    _operation("step", "read state", "preadv", "slot", READING, "cannot read", False),
-    _operation("step", "write weights", "pwritev", "slot", WRITING, "cannot write", True),
-    _operation("step", "write state", "pwritev", "slot", WRITING, "cannot write", False),
-    _operation("step", "write boundaries", "pwritev", "scratch", WRITING, "cannot write", True),
-    _operation("step", "read boundaries", "preadv", "scratch", READING, "cannot read", True),
-    _operation("step", "write gradients", "pwritev", "scratch", WRITING, "cannot write", False),
-    _operation("step", "read gradients", "preadv", "scratch", READING, "cannot read", False),
-    _operation("step", "flush weights and state", "fsync", "slot", WRITING, "cannot flush"),
-    _operation("step", "make the manifest", "open", ".manifest", NAMING, "cannot write"),
-    _operation("step", "write the manifest", "pwrite", ".manifest", WRITING, "cannot write"),
-    _operation("step", "flush the manifest", "fsync", ".manifest", WRITING, "cannot write"),
-    _operation("step", "rename the manifest", "replace", ".manifest", NAMING, "cannot write"),
-    _operation("step", "flush the folder", "fsync", "store/", WRITING, "cannot write"),
-    _operation("resume", "open the manifest", "open", "/manifest", OPENING, "manifest.json"),
-    _operation("resume", "read the manifest", "pread", "/manifest", READING, "cannot read"),
-    _operation("resume", "open the lock", "open", "lock", NAMING, "cannot write to the storage folder"),
-    _operation("resume", "open weights and state", "open", "slot", OPENING, "cannot open"),
-    _operation("resume", "check weights and state", "preadv", "slot", READING, "cannot read", False),
-    _operation("resume", "rename the manifest", "replace", ".manifest", NAMING, "cannot write"),
-    _operation("resume", "make scratch", "open", "scratch", NAMING, "cannot open"),
-    _operation("resume", "preallocate scratch", "posix_fallocate", "scratch", WRITING, "cannot reserve"),
+    Operation(when=when, name=name, call=call, path=path, faults=faults, says=says, small=small)
+    for when, name, call, path, faults, says, small in _ROWS
 ]
 
 CELLS = [(operation, fault) for operation in OPERATIONS for fault in operation.faults]

@@ -4,7 +4,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
+from greedysnake.cli.folder import make_last, writing
 from greedysnake.cli.loop import LOSS_BEFORE, METRICS_NAME, finish_run, train_steps
 from greedysnake.cli.record import RunRecord
 from greedysnake.cli.resuming import DATA, TOKENIZER_FOLDER, as_saved, check_same_data, checking_bar, resumed_config
@@ -20,11 +21,11 @@ from greedysnake.config import RunConfig, dump_config
 from greedysnake.data import TokenBatches, check_sequence_length, check_vocabulary, load_data, load_tokenizer
 from greedysnake.engine.opening import MODEL_FOLDER, config_of
 from greedysnake.engine.trainer import Trainer
-from greedysnake.errors import ConfigError, DataError, GreedySnakeError
+from greedysnake.errors import ConfigError, DataError, GreedySnakeError, StorageError
 from greedysnake.models.layout import DEFAULT_CHUNK_ELEMENTS
 from greedysnake.optim import AdamW, LearningRate
 from greedysnake.plan.activations import BatchShape
-from greedysnake.report.metrics import cut_metrics, write_json_atomic
+from greedysnake.report.metrics import cut_metrics, write_json_atomic, write_text_atomic
 from greedysnake.storage import FolderBudget
 from greedysnake.units import format_bytes
 
@@ -66,13 +67,16 @@ def run_training(config: RunConfig, console: Console) -> tuple[dict[str, Any], l
     trainer = None
     try:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: leave nothing behind
-        (run / "config.yaml").write_text(dump_config(_with_absolute_storage(config)))
+        with writing(run):
+            write_text_atomic(run / "config.yaml", dump_config(_with_absolute_storage(config)))
         inputs = prepare_inputs(config)
-        inputs.tokenizer.save_pretrained(run / TOKENIZER_FOLDER)
+        with writing(run):
+            inputs.tokenizer.save_pretrained(run / TOKENIZER_FOLDER)
+        make_last(run / TOKENIZER_FOLDER, created)
         console.print(_describe_data(inputs.batches))
         trainer = make_trainer(config, inputs)
-        plan = trainer.plan.as_json() if trainer.plan else {}
-        write_json_atomic(run / "plan.json", plan)
+        with writing(run):
+            write_json_atomic(run / "plan.json", trainer.plan.as_json() if trainer.plan else {})
         console.print(_describe_plan(trainer, config))
     except BaseException:
         if trainer is not None:
@@ -105,9 +109,10 @@ def resume_training(
                 f"{run} has made all of its {config.training.steps} steps. To go on, ask for more: "
                 f"greedysnake resume {run} training.steps={2 * config.training.steps}"
             )
-        (run / "config.yaml").write_text(dump_config(config))
-        write_json_atomic(run / "plan.json", trainer.plan.as_json() if trainer.plan else {})
-        lines = cut_metrics(run / METRICS_NAME, trainer.steps_done)
+        with writing(run):
+            write_text_atomic(run / "config.yaml", dump_config(config))
+            write_json_atomic(run / "plan.json", trainer.plan.as_json() if trainer.plan else {})
+            lines = cut_metrics(run / METRICS_NAME, trainer.steps_done)
     except BaseException:
         trainer.close()
         raise
@@ -123,12 +128,16 @@ def _train(
     config: RunConfig, trainer: Trainer, batches: TokenBatches, record: RunRecord, console: Console, *, start: float
 ) -> tuple[dict[str, Any], list[tuple[int, float]]]:
     """Train to the end, and leave summary, pictures and trace however it ends."""
-    run = config.run
+    run, failed = config.run, True
     try:
-        train_steps(config, trainer, batches, record, console)
+        with writing(run):
+            train_steps(config, trainer, batches, record, console)
         trainer.close()
+        failed = False
     except GreedySnakeError as error:
         record.stopped_by = str(error)
+        with suppress(GreedySnakeError):  # one error is told
+            trainer.close()
         console.print(
             f"Saved: the state after step {trainer.last_snapshot}, in {trainer.storage}. greedysnake resume {run} goes "
             f"on from there; greedysnake export {run} OUT writes its model."
@@ -141,9 +150,11 @@ def _train(
             f"Broken off. Saved: the state after step {trainer.last_snapshot}, in {trainer.storage}. greedysnake "
             f"resume {run} goes on from there."
         )
+        failed = False
     finally:
         trainer.close()
-        summary = finish_run(config, trainer, record, time.perf_counter() - start)
+        with suppress(StorageError) if failed else nullcontext(), writing(run):
+            summary = finish_run(config, trainer, record, time.perf_counter() - start)
     return summary, record.evaluations
 
 

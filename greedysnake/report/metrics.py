@@ -85,7 +85,7 @@ def cut_metrics(path: str | os.PathLike[str], last_step: int) -> list[dict[str, 
     if not path.exists():
         return []
     kept = [record for record in read_metrics(path) if record.get("step", 0) <= last_step]
-    _write_atomic(path, "".join(f"{_to_json(record)}\n" for record in kept))
+    write_text_atomic(path, "".join(f"{_to_json(record)}\n" for record in kept))
     return kept
 
 
@@ -98,10 +98,15 @@ def write_json_atomic(path: str | os.PathLike[str], obj: Any, *, indent: int | N
         TypeError: a value is none of JSON's types; the old file stays.
         OSError: the folder cannot be written; the old file stays.
     """
-    _write_atomic(Path(path), _to_json(obj, indent=indent) + "\n")
+    write_text_atomic(Path(path), _to_json(obj, indent=indent) + "\n")
 
 
-def _write_atomic(path: Path, text: str) -> None:
+def write_text_atomic(path: Path, text: str) -> None:
+    """Replace the file at ``path``; a reader, or a power cut, finds the old file or the new, never a part.
+
+    Raises:
+        OSError: the folder cannot be written; the old file stays.
+    """
     # Not tempfile: its files are private to the user, and the renamed file would be, too.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
