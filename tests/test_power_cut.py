@@ -6,6 +6,8 @@ after each call, the real store opens it, and every bit is compared with a run t
 
 import os
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -229,3 +231,20 @@ def test_a_system_that_does_not_flush_is_found_out(tmp_path, scratch, untroubled
 
     run = recorded_run(Forgetful(tmp_path), folders_in(tmp_path, 1), [(2, {}, True)])
     assert next(problems_of(run, Inspector(run, untroubled, scratch), chances=2), None) is not None
+
+
+# A real file system, shut down
+
+
+def test_a_real_file_system_whose_power_is_cut(tmp_path):
+    script = Path(__file__).parents[1] / "scripts" / "power_cut.py"
+    result = subprocess.run(
+        [sys.executable, script, tmp_path / "runs", "--cuts", "4", "--seed", str(os.getpid())],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "a file system cannot be made here" in result.stderr:
+        pytest.skip(result.stderr.strip())
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "bitwise those of an untouched run" in result.stdout
