@@ -25,7 +25,7 @@ from greedysnake.models.export import export_model
 from greedysnake.models.layout import DEFAULT_CHUNK_ELEMENTS
 from greedysnake.models.skeleton import build_skeleton
 from greedysnake.models.streaming import MicroBatch, StreamedModel
-from greedysnake.optim import AdamW, LearningRate, UpdateScalars
+from greedysnake.optim import AdamW, LearningRate, LossScaling, UpdateScalars, first_scale
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.host import process_peak_bytes
 from greedysnake.plan.placement import Plan, PlanRequest, make_plan
@@ -43,7 +43,7 @@ class Trainer:
         storage: folder for weights and state, made if missing; exactly one for now.
         optimizer: AdamW's settings.
         learning_rate: by step; None keeps the optimizer's.
-        dtype: ``"bfloat16"`` (float32 master weights) or ``"float32"``.
+        dtype: ``"bfloat16"`` or ``"float16"`` (both with float32 master weights), or ``"float32"``.
         device: ``"auto"`` and ``"cpu"`` compute on the CPU, ``"cuda"`` on a GPU, ``"emulated"`` on the CPU as if it
             were a device with memory of its own, for tests.
         host_memory: bytes that the process may use, or text like ``"16GiB"``; None: what is free, less a tenth.
@@ -58,7 +58,9 @@ class Trainer:
             and is written to SSD only for a snapshot; None: as much as fits.
         snapshot_every: steps between snapshots; None: 1 if nothing is resident, else 20.
         chunk_elements: most parameters updated as one, a multiple of 4096.
-        max_skipped_steps: steps in a row that may be skipped because they are not finite.
+        max_skipped_steps: steps in a row that may be skipped because they are not finite; in float16, steps that
+            only lower the loss scale are not counted.
+        loss_scaling: how float16's loss scale changes; None: as in ``torch.amp.GradScaler``. Not used otherwise.
         batch: sizes of the batches to come, so that all is reserved at once; None: learnt from the first step.
 
     Raises:
@@ -88,6 +90,7 @@ class Trainer:
         snapshot_every: int | None = None,
         chunk_elements: int = DEFAULT_CHUNK_ELEMENTS,
         max_skipped_steps: int = 10,
+        loss_scaling: LossScaling | None = None,
         batch: BatchShape | None = None,
     ) -> None:
         folders = [Path(storage)] if isinstance(storage, str | Path) else [Path(folder) for folder in storage]
@@ -109,6 +112,7 @@ class Trainer:
         self.optimizer = optimizer or AdamW()
         self._rate = learning_rate or LearningRate(peak=self.optimizer.lr)
         self._max_skipped = max_skipped_steps
+        self._loss_scale = first_scale(dtype, loss_scaling)
         none_resident = resident_weights == 0 and resident_state == 0
         self._snapshot_every = snapshot_every or (1 if none_resident else 20)
         limit = None if device_memory is None else parse_bytes(device_memory)
@@ -192,8 +196,9 @@ class Trainer:
         batch = check_micro_batches(micro_batches, self.skeleton.model.config)
         prepared = self._prepare(batch)
         read, written = self._store.read_bytes, self._store.written_bytes
+        scale, rate = self._loss_scale, self._rate.at(self.steps_done)
         work = StepWork(
-            prompt=UpdateScalars(lr=self._rate.at(self.steps_done), number=self._updates + 1, clip=1.0),
+            prompt=UpdateScalars(lr=rate, number=self._updates + 1, clip=1.0, loss_scale=scale.scale),
             delayed=self._delayed,
             max_grad_norm=self.optimizer.max_grad_norm,
         )
@@ -202,13 +207,14 @@ class Trainer:
             step=self.steps_done,
             target_tokens=target_tokens(micro_batches),
             boundaries_leave=prepared.plan.choices.boundaries_leave,
+            loss_scale=scale.scale,
         )
         skipped = None
         self._unusable = True  # until the step is counted: whatever breaks it off leaves the last commit as it is
         try:
             events = self._run(prepared, prepared.step_schedule(pending=self._delayed is not None), work)
         except NonFiniteStepError as error:
-            skipped, events = str(error), []
+            skipped, events = scale.explain(str(error)), []
             self._store.revert(prepared.prompt_keys())  # delayed updates of the step before were sound and stay
         self._finish_step(prepared, work, skipped)
         return StepResult(
@@ -220,6 +226,7 @@ class Trainer:
             seconds=time.perf_counter() - start,
             skipped=skipped,
             clipped=work.prompt.clip < 1,
+            loss_scale=scale.reported,
             ssd_read_bytes=self._store.read_bytes - read,
             ssd_write_bytes=self._store.written_bytes - written,
             host_peak_bytes=process_peak_bytes(),
@@ -285,6 +292,8 @@ class Trainer:
             "steps_done": self.steps_done,
             "updates": self._updates,
             "updates_pending": self._delayed is not None,
+            "loss_scale": self._loss_scale.scale,
+            "loss_scale_good_steps": self._loss_scale.good_steps,
         }
         try:
             self._store_residents()
@@ -354,8 +363,9 @@ class Trainer:
             self._skipped = 0
             self._delayed = work.prompt if prepared.leaves_delayed() else None
         else:
-            self._skipped += 1
+            self._skipped += self._loss_scale.counts_as_skipped(loss_finite=work.gradient is not None)
             self._delayed = None
+        self._loss_scale = self._loss_scale.after_step(finite=skipped is None)
         self._unusable = False
         if self.steps_done % self._snapshot_every == 0:
             self.snapshot()
