@@ -107,7 +107,7 @@ class EmulatedDevice(CpuDevice):
             time.sleep(delay)
 
     def freed(self, memory: Tensor) -> None:
-        """Poison: all bits set is NaN in bfloat16 and float32."""
+        """Poison: all bits set is NaN in every floating-point type."""
         memory.fill_(255)
 
 

@@ -276,7 +276,7 @@ class Executor:
 
     def _total_norm(self, operation: Operation, work: StepWork) -> None:
         norms = [work.norms[name] for name in self._skeleton.parameters if name in work.norms]
-        work.gradient = total_norm(norms, work.max_grad_norm)
+        work.gradient = total_norm(norms, work.max_grad_norm, work.prompt.loss_scale)
         if work.must_be_finite and not work.gradient.finite:
             raise NonFiniteStepError(f"the norm of the gradient is {work.gradient.norm}")
         work.prompt = replace(work.prompt, clip=work.gradient.clip)

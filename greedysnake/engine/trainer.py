@@ -33,7 +33,7 @@ from greedysnake.models.export import export_model
 from greedysnake.models.layout import ParameterSlot
 from greedysnake.models.skeleton import Skeleton, build_skeleton
 from greedysnake.models.streaming import MicroBatch, StreamedModel
-from greedysnake.optim import AdamW, UpdateScalars
+from greedysnake.optim import AdamW, UpdateScalars, first_scale
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.host import process_peak_bytes
 from greedysnake.plan.placement import Plan, make_plan
@@ -123,6 +123,7 @@ class Trainer:
             settings = TrainerSettings.from_json(contents["settings"]).changed({**changes, "storage": folders})
             self = cls.__new__(cls)
             self._set_up(settings, skeleton, Progress.from_json(contents["progress"]), contents["notes"])
+            self._loss_scale = replace(self._loss_scale, **contents["loss_scale"])
             self._store = store
             self._model_files = contents["model_files"]
             plan = None if batch is None else make_plan(skeleton, batch, self._request)
@@ -145,6 +146,7 @@ class Trainer:
             separate_device=self._device.separate, device_free_bytes=self._device.free_bytes()
         )
         self._delayed: UpdateScalars | None = None
+        self._loss_scale = first_scale(settings.dtype, settings.loss_scaling)
         self._unusable = False
         self._prepared: PreparedPlan | None = None
 
@@ -197,10 +199,9 @@ class Trainer:
         prepared = self._prepare(batch)
         read, written = self._store.read_bytes, self._store.written_bytes
         due = self.steps_done > self.last_snapshot and self.steps_done % self.settings.steps_between_snapshots == 0
+        scale, rate = self._loss_scale, self.settings.rate.at(self.steps_done)
         work = StepWork(
-            prompt=UpdateScalars(
-                lr=self.settings.rate.at(self.steps_done), number=self._progress.updates + 1, clip=1.0
-            ),
+            prompt=UpdateScalars(lr=rate, number=self._progress.updates + 1, clip=1.0, loss_scale=scale.scale),
             delayed=self._delayed,
             max_grad_norm=self.settings.optimizer.max_grad_norm,
             contents=self._contents(),
@@ -210,6 +211,7 @@ class Trainer:
             step=self.steps_done,
             target_tokens=target_tokens(micro_batches),
             boundaries_leave=prepared.plan.choices.boundaries_leave,
+            loss_scale=scale.scale,
         )
         skipped = None
         self._unusable = True  # until the step is counted: whatever breaks it off leaves the last commit as it is
@@ -217,7 +219,7 @@ class Trainer:
         try:
             events = self._run(prepared, schedule, work)
         except NonFiniteStepError as error:
-            skipped, events = str(error), []
+            skipped, events = scale.explain(str(error)), []
             self._store.revert(prepared.prompt_keys())  # delayed updates of the step before were sound and stay
         finally:
             if work.committed:
@@ -232,6 +234,7 @@ class Trainer:
             seconds=time.perf_counter() - start,
             skipped=skipped,
             clipped=work.prompt.clip < 1,
+            loss_scale=scale.reported,
             ssd_read_bytes=self._store.read_bytes - read,
             ssd_write_bytes=self._store.written_bytes - written,
             host_peak_bytes=process_peak_bytes(),
@@ -308,6 +311,7 @@ class Trainer:
             "settings": self.settings.as_json(),
             "progress": self._progress.as_json(),
             "frozen": sorted(slot.name for slot in self._slots() if not slot.trainable),
+            "loss_scale": {"scale": self._loss_scale.scale, "good_steps": self._loss_scale.good_steps},
             "model_files": self._model_files,
             "notes": self.notes,
         }
@@ -370,8 +374,10 @@ class Trainer:
             self._progress = replace(done, updates=done.updates + 1, skipped_in_a_row=0)
             self._delayed = work.prompt if prepared.leaves_delayed() else None
         else:
-            self._progress = replace(done, skipped_in_a_row=done.skipped_in_a_row + 1)
+            counts = self._loss_scale.counts_as_skipped(loss_finite=work.gradient is not None)
+            self._progress = replace(done, skipped_in_a_row=done.skipped_in_a_row + counts)
             self._delayed = None
+        self._loss_scale = self._loss_scale.after_step(finite=skipped is None)
         self._unusable = False
         if self._progress.skipped_in_a_row >= self.settings.max_skipped_steps:
             raise NonFiniteError(

@@ -72,6 +72,7 @@ class StreamedModel:
         self._passes: dict[int, _Pass] = {}
         self._micro_batches: Sequence[MicroBatch] = ()
         self._target_tokens = 1
+        self._loss_scale = 1.0
         self._training = True
         self._running: _Pass | None = None
         self._spilled = False
@@ -95,6 +96,7 @@ class StreamedModel:
         target_tokens: int,
         training: bool = True,
         boundaries_leave: bool = False,
+        loss_scale: float = 1.0,
     ) -> None:
         """Take a step's micro-batches.
 
@@ -104,6 +106,7 @@ class StreamedModel:
             target_tokens: labels of the whole step that count; the loss is a sum divided by it.
             training: whether a backward follows; else nothing is kept and dropout is off.
             boundaries_leave: whether boundaries will be emptied and refilled between forward and backward.
+            loss_scale: factor that all gradients carry.
         """
         self.abandon()
         self._micro_batches = [
@@ -112,6 +115,7 @@ class StreamedModel:
         ]
         self._step = step
         self._target_tokens = target_tokens
+        self._loss_scale = loss_scale
         self._training = training
         self._spilled = boundaries_leave
         self.skeleton.model.train(training)
@@ -130,13 +134,13 @@ class StreamedModel:
         """Final norm, logits and loss of a micro-batch, and their backward in training.
 
         Returns:
-            The micro-batch's share of the step's loss, a scalar.
+            The micro-batch's share of the step's loss, a scalar, without the loss scale.
         """
         loss = self._resume(micro_batch)
         if not isinstance(loss, Tensor):
             raise self._refusal(f"its forward called layer {loss} again after the last one")
         if self._training:
-            loss.backward()
+            (loss.float() * self._loss_scale).backward()
             last = self._passes[micro_batch].calls[-1]
             if last is not None:
                 last.settle_output()
