@@ -65,8 +65,8 @@ class ModelConfig(Section):
     dtype: Literal["bfloat16", "float16", "float32"] = Field(
         default="bfloat16",
         description="Type of weights and activations. Master weights, moments and sums of gradients are "
-        "float32 in any case. `float16` is for GPUs without bfloat16: it scales the loss, and its state takes 12 bytes "
-        "a parameter instead of 10.",
+        "float32 in any case. `float16` is for GPUs without bfloat16: it scales the loss, its state takes 12 bytes "
+        "a parameter instead of 10, and most CPUs compute in it many times slower.",
     )
 
 
