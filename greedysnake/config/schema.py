@@ -170,7 +170,7 @@ class EngineConfig(Section):
         description="Host memory that the run may use; null: what the machine has, less a margin.",
     )
     device_memory: Size | None = Field(
-        default=None, description="The device's own memory that the run may use; null: all that is free."
+        default=None, description="The device's own memory that the run may use; null: what is free, less a tenth."
     )
     storage: StorageFolders | None = Field(
         default=None,

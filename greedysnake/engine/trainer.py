@@ -47,7 +47,7 @@ class Trainer:
         device: ``"auto"`` and ``"cpu"`` compute on the CPU, ``"cuda"`` on a GPU, ``"emulated"`` on the CPU as if it
             were a device with memory of its own, for tests.
         host_memory: bytes that the process may use, or text like ``"16GiB"``; None: what is free, less a tenth.
-        device_memory: likewise of the device's own memory; None: all that is free.
+        device_memory: likewise of the device's own memory; None: what is free, less a tenth.
         delayed_share: α, the part of each unit's update that runs in the next step; None: planned.
         schedule: ``"vertical"``, or ``"horizontal"``, the baseline.
         seed: of random weights and dropout.
@@ -117,6 +117,7 @@ class Trainer:
         self._snapshot_every = snapshot_every or (1 if none_resident else 20)
         limit = None if device_memory is None else parse_bytes(device_memory)
         self._device = make_device(device, limit, seed)
+        free = self._device.free_bytes()
         self._request = PlanRequest(
             schedule=schedule,
             delayed_share=delayed_share,
@@ -125,7 +126,7 @@ class Trainer:
             gradients=None if gradients is None else Tier(gradients),
             host_memory=None if host_memory is None else parse_bytes(host_memory),
             separate_device=self._device.separate,
-            device_memory=limit if limit is not None else self._device.free_bytes(),
+            device_memory=limit if free is None else free,
             clipping=self.optimizer.max_grad_norm is not None,
             commits_every_step=self._snapshot_every == 1 and none_resident,
             resident_weights=resident_weights,
@@ -161,6 +162,7 @@ class Trainer:
             self.snapshot()
         except BaseException:
             self._store.close()
+            self._device.close()
             raise
 
     @property
@@ -387,13 +389,13 @@ class Trainer:
             self.flush()
             self._store_residents()
             self._prepared = before = None  # its memory is free for the new plan
+        self._device.release_host()
         plan = make_plan(self.skeleton, batch, self._request)
         self._store.reserve_scratch(self._scratch(plan))
         return self._reserve(plan)
 
     def _reserve(self, plan: Plan) -> PreparedPlan:
         """Memory for everything that the plan's schedules need."""
-        self._device.close()  # gives up what the plan before reserved
         self._prepared = PreparedPlan(plan, self._model, self._store, optimizer=self.optimizer, device=self._device)
         return self._prepared
 
