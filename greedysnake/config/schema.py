@@ -65,8 +65,8 @@ class ModelConfig(Section):
     dtype: Literal["bfloat16", "float16", "float32"] = Field(
         default="bfloat16",
         description="Type of weights and activations. Master weights, moments and sums of gradients are "
-        "float32 in any case. `float16` is for GPUs without bfloat16: it scales the loss, and its state takes 12 bytes "
-        "a parameter instead of 10.",
+        "float32 in any case. `float16` is for GPUs without bfloat16: it scales the loss, its state takes 12 bytes "
+        "a parameter instead of 10, and most CPUs compute in it many times slower.",
     )
 
 
@@ -175,7 +175,7 @@ class EngineConfig(Section):
         description="Host memory that the run may use; null: what the machine has, less a margin.",
     )
     device_memory: Size | None = Field(
-        default=None, description="The device's own memory that the run may use; null: all that is free."
+        default=None, description="The device's own memory that the run may use; null: what is free, less a tenth."
     )
     storage: StorageFolders | None = Field(
         default=None,

@@ -32,7 +32,7 @@ class TrainerSettings:
         device: ``"auto"`` and ``"cpu"`` compute on the CPU, ``"cuda"`` on a GPU, ``"emulated"`` on the CPU as if it
             were a device with memory of its own, for tests.
         host_memory: bytes that the process may use, or text like ``"16GiB"``; None: what is free, less a tenth.
-        device_memory: likewise of the device's own memory; None: all that is free.
+        device_memory: likewise of the device's own memory; None: what is free, less a tenth.
         delayed_share: α, the part of each unit's update that runs in the next step; None: planned.
         schedule: ``"vertical"``, or ``"horizontal"``, the baseline.
         seed: of random weights and dropout.
@@ -134,7 +134,7 @@ class TrainerSettings:
 
         Args:
             separate_device: whether the device has memory of its own.
-            device_free_bytes: of it, None where there is none.
+            device_free_bytes: of it, within the limit; None where it cannot be told.
         """
         return PlanRequest(
             schedule=self.schedule,
@@ -146,7 +146,7 @@ class TrainerSettings:
             gradients=None if self.gradients is None else Tier(self.gradients),
             host_memory=None if self.host_memory is None else parse_bytes(self.host_memory),
             separate_device=separate_device,
-            device_memory=device_free_bytes if self.device_limit is None else self.device_limit,
+            device_memory=self.device_limit if device_free_bytes is None else device_free_bytes,
             clipping=self.optimizer.max_grad_norm is not None,
             can_take_back=self.second_slot and self.steps_between_snapshots == 1 and self.nothing_resident,
             resident_weights=self.resident_weights,

@@ -3,6 +3,7 @@
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -90,6 +91,7 @@ class Trainer:
             self.snapshot()
         except BaseException:
             self._store.close()
+            self._device.close()
             raise
 
     @classmethod
@@ -117,21 +119,21 @@ class Trainer:
             ConfigError: a change is not possible.
         """
         folders = _folders(storage)
+        self = cls.__new__(cls)
         store, skeleton, contents = open_committed(folders, writable=True)
-        try:
+        with ExitStack() as undo:
+            undo.callback(store.close)
             check_undamaged(store, progress)
             settings = TrainerSettings.from_json(contents["settings"]).changed({**changes, "storage": folders})
-            self = cls.__new__(cls)
             self._set_up(settings, skeleton, Progress.from_json(contents["progress"]), contents["notes"])
+            undo.callback(self._device.close)
             self._loss_scale = replace(self._loss_scale, **contents["loss_scale"])
             self._store = store
             self._model_files = contents["model_files"]
             plan = None if batch is None else make_plan(skeleton, batch, self._request)
             store.reserve_scratch({} if plan is None else self._scratch(plan))
             self._begin(plan)
-        except BaseException:
-            store.close()
-            raise
+            undo.pop_all()
         return self
 
     def _set_up(self, settings: TrainerSettings, skeleton: Skeleton, progress: Progress, notes: dict[str, Any]) -> None:
@@ -397,6 +399,7 @@ class Trainer:
             self.flush()
             self._store_residents()
             self._prepared = before = None  # its memory is free for the new plan
+        self._device.release_host()
         plan = make_plan(self.skeleton, batch, self._request)
         self._store.reserve_scratch(self._scratch(plan))
         return self._reserve(plan)

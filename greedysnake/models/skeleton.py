@@ -69,7 +69,8 @@ class Skeleton:
         for slot in self.layouts[unit].parameters:
             parameter = self.parameters[slot.name]
             parameter.grad = None
-            parameter.data = torch.empty(0, dtype=slot.dtype)
+            # on the same device: moving would part the parameter from the graph that still waits for its backward
+            parameter.data = torch.empty(0, dtype=slot.dtype, device=parameter.device)
 
     def persistent_buffers(self) -> dict[str, Tensor]:
         """Buffers that belong to a saved model, by full name."""

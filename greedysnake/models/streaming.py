@@ -207,6 +207,8 @@ class StreamedModel:
             return work.coroutine.switch()
         except UnsupportedCallError as error:
             raise self._refusal(str(error)) from error
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:  # it used weights of a unit that is not in memory, say
             raise self._refusal(f"its forward fails when it is run unit by unit ({error})") from error
 
@@ -251,11 +253,17 @@ class StreamedModel:
     def _check_boundary(self, index: int, call: LayerCall, previous: LayerCall | None) -> None:
         if not call.inputs and not call.chained:
             raise UnsupportedCallError(f"layer {index} is given nothing that carries a gradient")
-        identical = previous is None or bool(call.chained) or call.inputs[0][0] is previous.outputs[0]
-        if self._spilled and not identical:
+        if not self._spilled or call.chained:
+            return
+        boundary, problem = call.inputs[0][0], None
+        if previous is not None and boundary is not previous.outputs[0]:
+            problem = f"it changes the hidden state between layers before layer {index}"
+        elif not boundary.is_contiguous() or boundary.untyped_storage().nbytes() != boundary.nbytes:
+            problem = f"it gives layer {index} a hidden state that is a view of other memory"
+        if problem:
             raise UnsupportedCallError(
-                f"it changes the hidden state between layers before layer {index}, so boundaries must stay in "
-                f"host memory (engine.boundaries: host)"
+                f"{problem}, so boundaries must stay in the memory that they are computed in "
+                f"(engine.boundaries_on_device: 1 on a GPU, engine.boundaries_on_ssd: 0 on the CPU)"
             )
 
     def _set_seed(self, micro_batch: int, layer: int) -> None:
