@@ -142,7 +142,6 @@ def prepare_inputs(config: RunConfig) -> Inputs:
                 train=config.data.train,
                 evaluation=config.data.evaluation,
                 eval_share=config.data.eval_share,
-                text_field=config.data.text_field,
                 tokenizer=tokenizer,
                 sequence_length=config.data.sequence_length,
                 micro_batch_size=config.training.micro_batch_size,
