@@ -16,9 +16,16 @@ import torch
 from rich.console import Console
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
+from greedysnake.cli.data import describe_data, load_run_data
 from greedysnake.cli.record import RunRecord
 from greedysnake.config import RunConfig, dump_config
-from greedysnake.data import TokenBatches, check_sequence_length, check_vocabulary, load_data, load_tokenizer
+from greedysnake.data import (
+    TokenBatches,
+    check_sequence_length,
+    check_vocabulary,
+    load_tokenizer,
+    use_chat_template,
+)
 from greedysnake.engine.opening import config_of
 from greedysnake.engine.results import StepResult
 from greedysnake.engine.trainer import Trainer
@@ -49,6 +56,7 @@ class Inputs:
     model: str | Path | PretrainedConfig
     tokenizer: PreTrainedTokenizerBase
     batches: TokenBatches
+    mask_bytes: int
 
 
 def run_training(config: RunConfig, console: Console) -> tuple[dict[str, Any], list[tuple[int, float]]]:
@@ -73,7 +81,7 @@ def run_training(config: RunConfig, console: Console) -> tuple[dict[str, Any], l
         (run / "config.yaml").write_text(dump_config(_with_absolute_storage(config)))
         inputs = prepare_inputs(config)
         inputs.tokenizer.save_pretrained(run / TOKENIZER_FOLDER)
-        console.print(_describe_data(inputs.batches))
+        console.print(describe_data(inputs.batches))
         trainer = make_trainer(config, inputs)
         plan = trainer.plan.as_json() if trainer.plan else {}
         write_json_atomic(run / "plan.json", plan)
@@ -108,8 +116,11 @@ def run_training(config: RunConfig, console: Console) -> tuple[dict[str, Any], l
     return summary, record.evaluations
 
 
-def prepare_inputs(config: RunConfig) -> Inputs:
-    """Model config, tokenizer and data, with every problem of the three in one message."""
+def prepare_inputs(config: RunConfig, cache_dir: Path | None = None) -> Inputs:
+    """Model config, tokenizer and data, with every problem of the three in one message.
+
+    Tokens are kept in ``data.cache``, else in ``cache_dir``, else in the run's folder.
+    """
     problems: list[str] = []
 
     def attempt(make: Callable[[], T]) -> T | None:
@@ -122,6 +133,9 @@ def prepare_inputs(config: RunConfig) -> Inputs:
     model = config.model.path if config.model.path is not None else _config_from(config)
     model_config = attempt(lambda: config_of(model))
     tokenizer = attempt(lambda: load_tokenizer(config.model.tokenizer or "bytes"))
+    template = config.data.chat_template
+    if tokenizer is not None and template is not None:
+        attempt(lambda: use_chat_template(tokenizer, template))
     kind = (config.model.config or {}).get("model_type")
     name = str(config.model.path) if config.model.path else f"the {kind} of model.config"
     if model_config is not None:
@@ -135,25 +149,12 @@ def prepare_inputs(config: RunConfig) -> Inputs:
     for path in (p for group in paths for p in (group if isinstance(group, list) else [group])):
         if not Path(path).exists():
             problems.append(f"data: {path} does not exist")
-    batches = None
+    data = None
     if not problems and tokenizer is not None and model_config is not None:
-        batches = attempt(
-            lambda: load_data(
-                train=config.data.train,
-                evaluation=config.data.evaluation,
-                eval_share=config.data.eval_share,
-                tokenizer=tokenizer,
-                sequence_length=config.data.sequence_length,
-                micro_batch_size=config.training.micro_batch_size,
-                micro_batches=config.training.micro_batches,
-                seed=config.seed,
-                cache_dir=config.run / "cache",
-                vocab_size=model_config.get_text_config().vocab_size,
-            )
-        )
-    if problems or batches is None or tokenizer is None:
+        data = attempt(lambda: load_run_data(config, tokenizer, model_config, cache_dir))
+    if problems or data is None or tokenizer is None:
         raise DataError("\n".join(problems)) if len(problems) == 1 else ConfigError("\n".join(problems))
-    return Inputs(model=model, tokenizer=tokenizer, batches=batches)
+    return Inputs(model=model, tokenizer=tokenizer, batches=data.batches, mask_bytes=data.mask_bytes)
 
 
 def _config_from(config: RunConfig) -> PretrainedConfig:
@@ -199,7 +200,10 @@ def make_trainer(config: RunConfig, inputs: Inputs) -> Trainer:
         chunk_elements=engine.chunk_elements or DEFAULT_CHUNK_ELEMENTS,
         max_skipped_steps=training.max_skipped_steps,
         batch=BatchShape(
-            micro_batches=training.micro_batches, rows=training.micro_batch_size, tokens=config.data.sequence_length
+            micro_batches=training.micro_batches,
+            rows=training.micro_batch_size,
+            tokens=config.data.sequence_length,
+            mask_bytes=inputs.mask_bytes,
         ),
     )
 
@@ -331,15 +335,6 @@ def stopping_politely(say: Callable[[str], None]) -> Iterator[_Stop]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _describe_data(batches: TokenBatches) -> str:
-    report = batches.report
-    held_out = f", {batches.evaluation_sequences:,} held out" if batches.evaluation_sequences else ""
-    return (
-        f"Data: {report.tokens:,} tokens in {report.documents:,} documents; {batches.sequences:,} sequences of "
-        f"{batches.sequence_length:,} tokens to train on{held_out}"
-    )
 
 
 def _describe_plan(trainer: Trainer, config: RunConfig) -> str:

@@ -14,7 +14,7 @@ from greedysnake.data.loader import check_sequence_length, load_data
 from greedysnake.data.packing import EpochOrder, PackedSequences, pack, split_for_evaluation
 from greedysnake.data.sources import load_documents
 from greedysnake.data.token_files import TokenFile, TokenWriter
-from greedysnake.data.tokenizer import byte_tokenizer, check_vocabulary, load_tokenizer
+from greedysnake.data.tokenizer import byte_tokenizer, check_vocabulary, load_tokenizer, use_chat_template
 from greedysnake.data.tokens import tokenise_examples, tokenise_files, write_tokens
 
 __all__ = [
@@ -43,5 +43,6 @@ __all__ = [
     "survey_files",
     "tokenise_examples",
     "tokenise_files",
+    "use_chat_template",
     "write_tokens",
 ]

@@ -5,12 +5,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import numpy as np
-
 from greedysnake.data.documents import CutReport
 from greedysnake.data.formats import Format
 from greedysnake.data.packing import EpochOrder
-from greedysnake.data.rows import AttentionInputs, Sequences, collate, position_inputs
+from greedysnake.data.rows import AttentionInputs, Row, Sequences, collate, position_inputs
 
 Packing = Literal["documents", "whole", "none"]
 
@@ -77,11 +75,15 @@ class TokenBatches:
         several documents in a sequence. The model shifts the labels itself; those of tokens that are not to be
         learnt, and of a document's first where documents are kept apart, are -100.
         """
+        return [self._collate(rows) for rows in self.rows(step)]
+
+    def rows(self, step: int) -> list[list[Row]]:
+        """The sequences of each micro-batch of `step`, before padding."""
         if step < 0:
             raise ValueError(f"step is {step}; steps are counted from 0")
         numbers = self.order.take(step * self.sequences_per_step, self.sequences_per_step)
-        size = self.micro_batch_size
-        return [self._batch(self.training, numbers[at : at + size]) for at in range(0, len(numbers), size)]
+        rows = [self.training.row(int(number)) for number in numbers]
+        return [rows[at : at + self.micro_batch_size] for at in range(0, len(rows), self.micro_batch_size)]
 
     def evaluation(self, batch_size: int) -> Iterator[dict[str, Any]]:
         """The evaluation data, each sequence once, in the order of the text.
@@ -93,13 +95,23 @@ class TokenBatches:
             raise ValueError(f"batch_size is {batch_size}; at least 1 is needed")
         if self.held_out is None:
             return
-        numbers = np.arange(len(self.held_out))
-        for start in range(0, len(numbers), batch_size):
-            yield self._batch(self.held_out, numbers[start : start + batch_size])
+        for start in range(0, len(self.held_out), batch_size):
+            numbers = range(start, min(start + batch_size, len(self.held_out)))
+            yield self._collate([self.held_out.row(number) for number in numbers])
 
     def epoch_of(self, step: int) -> int:
         """The epoch, counted from 0, that the first sequence of step ``step`` belongs to."""
         return step * self.sequences_per_step // self.sequences
+
+    @property
+    def packed(self) -> bool:
+        """Whether a sequence may have several documents between which attention must not reach."""
+        return any(sequences.packed for sequences in (self.training, self.held_out) if sequences is not None)
+
+    @property
+    def padded(self) -> bool:
+        """Whether sequences of a micro-batch may differ in length."""
+        return any(sequences.padded for sequences in (self.training, self.held_out) if sequences is not None)
 
     @property
     def sequences(self) -> int:
@@ -136,6 +148,5 @@ class TokenBatches:
         """Steps until every training sequence has been taken once; the last may begin the next epoch."""
         return -(-self.sequences // self.sequences_per_step)
 
-    def _batch(self, sequences: Sequences, numbers: np.ndarray) -> dict[str, Any]:
-        rows = [sequences.row(int(number)) for number in numbers]
+    def _collate(self, rows: list[Row]) -> dict[str, Any]:
         return collate(rows, pad_token=self.pad_token, attention=self.attention)

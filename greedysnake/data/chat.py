@@ -5,6 +5,7 @@ chat up to each of the assistant's messages: what is rendered for the messages b
 """
 
 import json
+import logging
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ from greedysnake.errors import ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
 
 Message = dict[str, Any]
 
@@ -34,7 +37,7 @@ class ChatTemplate:
         tokenizer: with a template.
 
     Raises:
-        ModelError: it has none, or cannot tell which characters a token stands for.
+        ModelError: it has none, or one that is no Jinja.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -43,6 +46,14 @@ class ChatTemplate:
                 "the tokenizer has no chat template, so it is not known how to write a chat down for the model; "
                 "set data.chat_template to a file with one, such as examples/chat.jinja"
             )
+        from jinja2 import TemplateSyntaxError
+
+        try:
+            tokenizer.apply_chat_template([{"role": "user", "content": "?"}], tokenize=False)
+        except TemplateSyntaxError as error:
+            raise ModelError(f"the chat template is wrong in line {error.lineno}: {error.message}; mend it") from error
+        except Exception:  # a template may refuse this chat; whether it takes the data's is seen record by record
+            logger.debug("the chat template refuses a chat of one message", exc_info=True)
         self._tokenizer = tokenizer
         special = {*tokenizer.all_special_tokens, *(t.content for t in tokenizer.added_tokens_decoder.values())}
         self._special = tuple(sorted(token for token in special if token.strip()))

@@ -82,6 +82,11 @@ class DocumentRows:
         return len(self.rows)
 
     @property
+    def padded(self) -> bool:
+        """Rows are as long as what is in them."""
+        return True
+
+    @property
     def tokens(self) -> int:
         """Tokens in all of these rows, without padding."""
         return self._total(self.pieces.lengths)

@@ -44,6 +44,16 @@ class PackedSequences:
         return self.table.shape[1]
 
     @property
+    def packed(self) -> bool:
+        """Attention may reach over a whole sequence."""
+        return False
+
+    @property
+    def padded(self) -> bool:
+        """All have T tokens."""
+        return False
+
+    @property
     def tokens(self) -> int:
         """Tokens in all of these sequences."""
         return len(self) * self.sequence_length

@@ -29,6 +29,13 @@ class Row:
     labels: np.ndarray
     positions: np.ndarray | None = None
 
+    @property
+    def learnt(self) -> np.ndarray:
+        """Which tokens count in the loss, bool [tokens]: those with a label and something before them."""
+        learnt = self.labels != IGNORED_LABEL
+        learnt[:1] = False
+        return learnt
+
 
 class Sequences(Protocol):
     """Rows by number."""
@@ -38,6 +45,14 @@ class Sequences(Protocol):
     @property
     def sequence_length(self) -> int:
         """Most tokens in a row, T."""
+
+    @property
+    def packed(self) -> bool:
+        """Whether a row may have several documents between which attention must not reach."""
+
+    @property
+    def padded(self) -> bool:
+        """Whether rows may differ in length."""
 
     @property
     def tokens(self) -> int:
