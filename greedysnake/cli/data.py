@@ -8,7 +8,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from greedysnake.config import RunConfig
 from greedysnake.data import RecordFormat, TokenBatches, load_data
 from greedysnake.engine.opening import DTYPES
-from greedysnake.models.document_attention import DocumentAttention, find_document_attention, packed_mask_bytes
+from greedysnake.models.document_attention import DocumentAttention, find_document_attention, mask_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +60,15 @@ def load_run_data(
         cache_dir=data.cache or cache_dir or config.run / "cache",
         vocab_size=model_config.get_text_config().vocab_size,
     )
-    attention = DocumentAttention()
+    dtype = DTYPES[config.model.dtype]
+    attention = DocumentAttention(dtype=dtype)
     if batches.packed:
-        attention = find_document_attention(model_config, DTYPES[config.model.dtype])
+        attention = find_document_attention(model_config, dtype)
         batches = batches.with_attention(attention.inputs)
     masked = batches.packed or (batches.padded and training.micro_batch_size > 1)
     rows, tokens = training.micro_batch_size, data.sequence_length
-    mask_bytes = packed_mask_bytes(model_config, attention, rows, tokens) if masked else 0
-    return RunData(batches=batches, mask_bytes=mask_bytes)
+    needed = mask_bytes(model_config, attention, rows, tokens) if masked else 0
+    return RunData(batches=batches, mask_bytes=needed)
 
 
 def describe_data(batches: TokenBatches) -> str:

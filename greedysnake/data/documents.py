@@ -31,10 +31,17 @@ class CutReport:
     """Documents that became several, without a token lost."""
     dropped_documents: int = 0
     """Too long, and dropped for it."""
-    empty_documents: int = 0
-    """Documents, or pieces of split ones, without a token to learn, left out."""
     dropped_tokens: int = 0
-    """Tokens in all that was dropped or left out."""
+    """Tokens in these."""
+    empty_documents: int = 0
+    """Documents, or parts of split ones, without a token to learn, left out."""
+    empty_tokens: int = 0
+    """Tokens in these."""
+
+    @property
+    def lost_tokens(self) -> int:
+        """Tokens that no row has."""
+        return self.truncated_tokens + self.dropped_tokens + self.empty_tokens
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -99,7 +106,7 @@ class DocumentRows:
     @property
     def dropped_tokens(self) -> int:
         """Tokens of the corpus that are in no row."""
-        return self.cut.truncated_tokens + self.cut.dropped_tokens
+        return self.cut.lost_tokens
 
     def subset(self, rows: np.ndarray) -> Self:
         """Some of these rows, by their numbers."""
@@ -189,18 +196,14 @@ def cut_documents(file: TokenFile, longest: int, long_documents: LongDocuments) 
         report = CutReport(split_documents=count)
     targets = np.maximum(lengths - 1, 0) if (bits := file.targets()) is None else bits.count(starts, lengths)
     kept = targets > 0
-    report = replace(
-        report,
-        empty_documents=int((~kept).sum()),
-        dropped_tokens=report.dropped_tokens + int(lengths[~kept].sum()),
-    )
+    report = replace(report, empty_documents=int((~kept).sum()), empty_tokens=int(lengths[~kept].sum()))
     return Pieces(starts=starts[kept], lengths=lengths[kept], targets=targets[kept]), report
 
 
 def pack_pieces(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
     """Put pieces into rows of ``capacity`` tokens: the longest first, each into the row that it fills best.
 
-    (Best-fit decreasing: at most 11/9 of the fewest rows possible, and a row more; Johnson 1973.)
+    (Best-fit decreasing: at most 11/9 of the fewest rows possible, and four more; Johnson 1973.)
 
     Args:
         lengths: of the pieces, int64 [pieces], each from 1 to ``capacity``.
@@ -246,11 +249,11 @@ def _longest_first(lengths: np.ndarray) -> Iterator[tuple[int, int]]:
 
 def _tell(cut: CutReport, file: TokenFile, sequence_length: int, source: str) -> None:
     """Say what was lost."""
-    for count, what in (
-        (cut.truncated_documents, f"have more than {sequence_length} tokens; their ends were cut off"),
-        (cut.dropped_documents, f"have more than {sequence_length} tokens and were dropped"),
-        (cut.empty_documents, "parts have no token to learn and were left out"),
+    long = f"of {file.documents} documents have more than {sequence_length} tokens"
+    for count, words, tokens in (
+        (cut.truncated_documents, f"{long}; their ends were cut off", cut.truncated_tokens),
+        (cut.dropped_documents, f"{long} and were dropped", cut.dropped_tokens),
+        (cut.empty_documents, "documents or parts have no token to learn and were left out", cut.empty_tokens),
     ):
         if count:
-            lost = cut.truncated_tokens if "cut off" in what else cut.dropped_tokens
-            logger.warning("%s: %d of %d documents %s (%d tokens)", source, count, file.documents, what, lost)
+            logger.warning("%s: %d %s (%d tokens)", source, count, words, tokens)

@@ -17,7 +17,7 @@ from transformers import PretrainedConfig
 
 from greedysnake.errors import ModelError
 from greedysnake.models.initialize import initialize_units
-from greedysnake.models.skeleton import Skeleton, build_skeleton
+from greedysnake.models.skeleton import Skeleton, build_skeleton, empty_model
 from greedysnake.models.streaming import StreamedModel
 
 Form = Literal["positions", "mask", "masks"]
@@ -97,9 +97,10 @@ def find_document_attention(config: PretrainedConfig, dtype: torch.dtype) -> Doc
     )
 
 
-def packed_mask_bytes(config: PretrainedConfig, attention: DocumentAttention, rows: int, tokens: int) -> int:
+def mask_bytes(config: PretrainedConfig, attention: DocumentAttention, rows: int, tokens: int) -> int:
     """Bytes of the attention masks that the model keeps for one micro-batch of packed or padded rows."""
-    eager = config._attn_implementation not in ("sdpa", None)  # transformers keeps the choice in this field only
+    resolved = empty_model(config, attention.dtype).config  # which attention is chosen shows in a built model only
+    eager = resolved._attn_implementation != "sdpa"
     masks = len(set(getattr(config.get_text_config(), "layer_types", None) or ())) or 1
     itemsize = attention.dtype.itemsize if eager or attention.form != "positions" else 1
     return masks * rows * tokens**2 * itemsize
