@@ -120,6 +120,20 @@ def test_a_template_that_does_not_show_the_answers_is_refused(template, message)
         learnt(template, CHAT)
 
 
+def test_answers_without_an_end_are_told_once(caplog):
+    template = ChatTemplate(chat_tokenizer("{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"))
+    for _ in range(2):
+        template.render(CHAT)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the chat template ends what the assistant says without a special token (its last words are "
+        "'assistant: Well.'): a model trained so may not learn where to stop"
+    ]
+    caplog.clear()
+    for one in (templates.MARKED, templates.PLAIN, templates.BRACKETS, templates.REASONING):
+        learnt(one, CHAT)
+    assert not caplog.records
+
+
 def test_roles_that_a_template_refuses_are_told():
     with pytest.raises(BadRecordError, match=r"refuses it \(TemplateError: roles must alternate\)"):
         learnt(templates.BRACKETS, [CHAT[0], *CHAT])

@@ -57,6 +57,7 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         special = {*tokenizer.all_special_tokens, *(t.content for t in tokenizer.added_tokens_decoder.values())}
         self._special = tuple(sorted(token for token in special if token.strip()))
+        self._told_of_ends = False
 
     def render(self, messages: list[Message], tools: list[Any] | None = None) -> tuple[str, list[Span]]:
         """The text of a chat, and which stretches of it the assistant wrote.
@@ -71,6 +72,14 @@ class ChatTemplate:
             text, spans = self._by_prefixes(messages, tools)
         if problem := text_problem(text):
             raise BadRecordError(problem)
+        last = text[slice(*spans[-1])].rstrip()
+        if not self._told_of_ends and not last.endswith(self._special):
+            self._told_of_ends = True
+            logger.warning(
+                "the chat template ends what the assistant says without a special token (its last words are %r): a "
+                "model trained so may not learn where to stop",
+                last[-20:],
+            )
         return text, spans
 
     def _marked(self, template: str, messages: list[Message], tools: list[Any] | None) -> tuple[str, list[Span]]:
