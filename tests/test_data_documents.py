@@ -326,6 +326,8 @@ def test_the_fingerprint_tells_all_that_decides(chats):
     ]
     assert len({load(chats, **change).fingerprint for change in changes}) == len(changes)
     assert load(chats, micro_batch_size=1).fingerprint == load(chats).fingerprint
+    whole = {load(chats, packing="whole", long_documents=long).fingerprint for long in ("auto", "truncate", "drop")}
+    assert len(whole) == 1, "no document is too long for it"
 
 
 def test_held_out_rows_share_no_document_with_training(chats):

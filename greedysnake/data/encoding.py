@@ -78,20 +78,16 @@ def encode_spans(
 def _inside(text: str, spans: Sequence[Span], offsets: Sequence[Span]) -> np.ndarray | None:
     """Which tokens lie in the spans; None if one lies across a border."""
     inside = np.zeros(len(offsets), dtype=bool)
-    span = 0
-    for number, (first, last) in enumerate(offsets):
+    if not spans or not offsets:
+        return inside
+    first, last = np.asarray(offsets, dtype=np.int64).T
+    for start, end in spans:
         # A token without characters is white space that its tokenizer leaves out: it lies before them.
-        while span < len(spans) and (first > spans[span][1] or first == spans[span][1] < last):
-            span += 1
-        if span == len(spans):
-            break
-        start, end = spans[span]
-        if first == last:
-            inside[number] = start < first <= end
-        elif last > start and first < end:
-            if text[first:start].strip() or text[max(end, first) : last].strip():
+        touching = np.where(first < last, (last > start) & (first < end), (first > start) & (first <= end))
+        for token in np.flatnonzero(touching & ((first < start) | (last > end)) & (first < last)):
+            if text[first[token] : start].strip() or text[max(end, first[token]) : last[token]].strip():
                 return None
-            inside[number] = True
+        inside |= touching
     return inside
 
 

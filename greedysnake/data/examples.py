@@ -18,7 +18,7 @@ from greedysnake.errors import DataError, ModelError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_CHARACTERS_PER_CALL = 2**20
+_CHARACTERS_PER_CALL = 2**18
 _TOOLS = "tools"
 
 

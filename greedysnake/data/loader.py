@@ -33,8 +33,15 @@ class _Corpus:
     survey: FileSurvey
     format: Format
     packing: Packing
+    long_documents: LongDocuments | None
+    """None where their length does not matter."""
     file: TokenFile
     sequences: PackedSequences | DocumentRows
+
+    @property
+    def decides(self) -> tuple[object, ...]:
+        """All that decides the sequences, but their length."""
+        return self.file.digest, self.packing, self.long_documents
 
 
 def load_data(
@@ -108,31 +115,32 @@ def load_data(
             )
         how = packing if packing != "auto" else "whole" if format_ == "text" else "documents"
         source = f"{what} data {_name(survey)}"
+        long: LongDocuments | None = None
         sequences: PackedSequences | DocumentRows
         if how == "whole":
             sequences = pack(file.open(), sequence_length, source=source, target_bits=file.targets())
         else:
-            long = _long_documents(long_documents, format_)
+            long = long_documents if long_documents != "auto" else "split" if format_ == "text" else "truncate"
             sequences = document_rows(
                 file, sequence_length, packed=how == "documents", long_documents=long, source=source
             )
-        return _Corpus(survey=survey, format=format_, packing=how, file=file, sequences=sequences)
+        return _Corpus(survey=survey, format=format_, packing=how, long_documents=long, file=file, sequences=sequences)
 
     survey = survey_files(train, "train")
     held_out: PackedSequences | DocumentRows | None = None
-    decides: list[object] = []
+    decides: list[tuple[object, ...]] = []
     if evaluation is not None:
         evaluation_survey = survey_files(evaluation, "evaluation")
         survey = without_files_of(survey, evaluation_survey)
         evaluated = corpus(evaluation_survey, "evaluation")
         held_out = evaluated.sequences
-        decides.append((evaluated.file.digest, evaluated.packing, _long_documents(long_documents, evaluated.format)))
+        decides.append(evaluated.decides)
     found = corpus(survey, "training")
     training = found.sequences
     if evaluation is None:
         training, chosen = split_for_evaluation(training, eval_share=eval_share, seed=seed)
         held_out = chosen if len(chosen) else None
-    decides.append((found.file.digest, found.packing, _long_documents(long_documents, found.format)))
+    decides.append(found.decides)
     batches = TokenBatches(
         training=training,
         held_out=held_out,
@@ -181,12 +189,6 @@ def check_sequence_length(sequence_length: int, max_positions: int | None, model
 def _name(survey: FileSurvey) -> str:
     first = survey.files[0].path
     return str(first) if len(survey.files) == 1 else f"{first} and {len(survey.files) - 1} more files"
-
-
-def _long_documents(wanted: Literal["auto", "truncate", "split", "drop"], format_: Format) -> LongDocuments:
-    if wanted != "auto":
-        return wanted
-    return "split" if format_ == "text" else "truncate"
 
 
 def _pad_token(tokenizer: "PreTrainedTokenizerBase", vocab_size: int | None) -> int:
