@@ -105,7 +105,7 @@ def _show_row(row: dict[str, Any], title: str, inputs: Inputs, console: Console,
     documents = row["documents"]
     counts = f"{_count(len(documents), noun)}, {_count(row['tokens'], 'token')}, {row['learnt']:,} learnt"
     console.print()
-    console.print(Rule(Text(f"{title}: {counts}"), align="left", characters="═"))
+    console.print(Rule(Text(f"{title}: {counts}"), align="left", characters="═", style="bold"))
     for number, document in enumerate(documents):
         if number:
             console.print(Rule(Text(f"{noun} {number + 1}"), align="left", characters="─", style="dim"))
