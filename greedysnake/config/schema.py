@@ -71,21 +71,51 @@ class ModelConfig(Section):
 
 
 class DataConfig(Section):
-    """The text to learn from, and how it is cut."""
+    """What to learn from, and how it is cut."""
 
-    train: FilePaths = Field(description="File or folder with training text, or a list of them.", examples=["text/"])
-    evaluation: FilePaths | None = Field(
-        default=None, description="File or folder with text that is only evaluated, or a list of them."
+    train: FilePaths = Field(
+        description="Training data: a text, JSON lines or Parquet file, a folder of them or one that "
+        "`datasets` saved, or a list.",
+        examples=["text/"],
     )
+    evaluation: FilePaths | None = Field(default=None, description="Likewise data that is only evaluated.")
     eval_share: HalfShare = Field(
         default=0.0,
-        description="Share of the training text set aside for evaluation, instead of `evaluation`.",
+        description="Share of the training data set aside for evaluation, instead of `evaluation`.",
     )
-    text_field: Text = Field(
-        default="text", description="Name of the field that holds the text, in records of JSON lines."
+    format: Literal["auto", "text", "chat", "completion"] = Field(
+        default="auto",
+        description="What a record is. `text`: all of it is learnt. `chat`: messages, of which the assistant's are "
+        "learnt. `completion`: a prompt and what is learnt to follow it. `auto`: told by the fields.",
+    )
+    text_field: Text = Field(default="text", description="Name of the field that holds the text of a record.")
+    messages_field: Text = Field(
+        default="messages", description="Name of the field with a chat: a list of messages with `role` and `content`."
+    )
+    prompt_field: Text = Field(default="prompt", description="Name of the field with a prompt.")
+    completion_field: Text = Field(default="completion", description="Name of the field with a completion.")
+    chat_template: FilePath | None = Field(
+        default=None,
+        description="File with a chat template (Jinja), instead of the tokenizer's own. It is exported with the model.",
+    )
+    packing: Literal["auto", "documents", "whole", "none"] = Field(
+        default="auto",
+        description="How documents share a sequence. `whole`: one after another, cut every `sequence_length` tokens. "
+        "`documents`: as many whole ones as fit, attention kept inside each. `none`: one each, padded. "
+        "`auto`: `whole` for text, `documents` for chats and completions.",
+    )
+    long_documents: Literal["auto", "truncate", "split", "drop"] = Field(
+        default="auto",
+        description="What `documents` and `none` do with a document of more than `sequence_length` tokens: cut its "
+        "end off, make several of it, or leave it out. `auto`: `split` text, `truncate` others.",
     )
     sequence_length: Annotated[int, Field(strict=True, ge=2, le=LARGEST_INT)] = Field(
-        description="Tokens in a sequence (T).", examples=[1024]
+        description="Most tokens in a sequence (T).", examples=[1024]
+    )
+    cache: FilePath | None = Field(
+        default=None,
+        description="Folder for the data as tokens, which other runs with the same data and tokenizer can share; "
+        "null: `<run>/cache`.",
     )
 
 

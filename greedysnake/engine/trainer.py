@@ -99,7 +99,6 @@ class Trainer:
         cls,
         storage: Sequence[str | Path] | str | Path,
         *,
-        batch: BatchShape | None = None,
         progress: Callable[[int, int], None] | None = None,
         **changes: Any,
     ) -> Self:
@@ -109,7 +108,6 @@ class Trainer:
 
         Args:
             storage: the run's folders, in the order in which they were given.
-            batch: as for a new trainer.
             progress: told bytes checked so far and in all.
             changes: settings other than when the run began; not what the content of the store depends on (dtype, seed,
                 layers_per_unit, chunk_elements).
@@ -130,9 +128,8 @@ class Trainer:
             self._loss_scale = replace(self._loss_scale, **contents["loss_scale"])
             self._store = store
             self._model_files = contents["model_files"]
-            plan = None if batch is None else make_plan(skeleton, batch, self._request)
-            store.reserve_scratch({} if plan is None else self._scratch(plan))
-            self._begin(plan)
+            store.reserve_scratch({})
+            self._begin(None)
             undo.pop_all()
         return self
 
@@ -181,6 +178,15 @@ class Trainer:
     def disk_use(self) -> list[FolderBudget]:
         """Disk reserved in each storage folder, and what is left there."""
         return self._store.disk_use()
+
+    def reserve(self, batch: BatchShape) -> None:
+        """Plan for batches of these sizes and reserve everything now, which the first step would do otherwise.
+
+        Raises:
+            MemoryBudgetError, StorageError: it does not fit.
+        """
+        self._check_usable()
+        self._prepare(batch)
 
     # Training
 

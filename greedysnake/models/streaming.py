@@ -20,7 +20,8 @@ from greedysnake.models.initialize import mix_seed
 from greedysnake.models.skeleton import Skeleton
 from greedysnake.models.structure import refuse, takes_loss_arguments
 
-MicroBatch = Mapping[str, Tensor]
+MicroBatch = Mapping[str, Any]
+"""Tensors by name; some models take a mapping of attention masks by type of layer."""
 
 HEAD = -1
 _CPU = torch.device("cpu")
@@ -110,8 +111,7 @@ class StreamedModel:
         """
         self.abandon()
         self._micro_batches = [
-            {name: value.to(self._device) for name, value in batch.items() if value is not None}
-            for batch in micro_batches
+            {name: self._moved(value) for name, value in batch.items() if value is not None} for batch in micro_batches
         ]
         self._step = step
         self._target_tokens = target_tokens
@@ -181,6 +181,12 @@ class StreamedModel:
         self.abandon()
         for layer in self._layers:
             layer.__dict__.pop("forward", None)
+
+    def _moved(self, value: Any) -> Any:
+        """A tensor, or a mapping of them, where computation is."""
+        if isinstance(value, Mapping):
+            return {name: inner.to(self._device) for name, inner in value.items()}
+        return value.to(self._device)
 
     # Forward
 
