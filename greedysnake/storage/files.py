@@ -146,7 +146,7 @@ class BlockFile:
 
     def _check_size(self, size: int) -> None:
         try:
-            found = self._system.fstat(self._descriptors[-1]).st_size
+            found = uninterrupted(self._system.fstat, self._descriptors[-1]).st_size
         except OSError as error:
             raise StorageError(f"cannot open {self.path}: {reason(error)}") from error
         if found != size:
@@ -159,7 +159,7 @@ class BlockFile:
         """Have the disk keep room for all of the file: also for what a copy of a store left out as holes."""
         descriptor = self._descriptors[-1]
         try:
-            grown = self._system.fstat(descriptor).st_size != size
+            grown = uninterrupted(self._system.fstat, descriptor).st_size != size
             if grown:
                 uninterrupted(self._system.ftruncate, descriptor, size)
             try:
@@ -245,7 +245,7 @@ class BlockFile:
             for descriptor in self._descriptors:
                 uninterrupted(self._system.fsync, descriptor)
             if not self.direct:
-                self._system.drop_cache(self._descriptors[-1])
+                uninterrupted(self._system.drop_cache, self._descriptors[-1])
         except OSError as error:
             raise StorageError(f"cannot flush {self.path}: {reason(error)}") from error
 

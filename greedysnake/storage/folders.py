@@ -115,7 +115,9 @@ def make_folders(folders: Sequence[Path], system: System) -> list[Path]:
             for path in reversed(missing):
                 uninterrupted(system.mkdir, path)
                 made.append(path)
-            if not missing and not stat.S_ISDIR(system.stat(folder).st_mode):
+            for path in missing:
+                _sync_parent(path, system)
+            if not missing and not stat.S_ISDIR(uninterrupted(system.stat, folder).st_mode):
                 raise FileExistsError(0, "File exists")
         except OSError as error:
             unmake_folders(made, system)
@@ -127,12 +129,17 @@ def unmake_folders(made: Sequence[Path], system: System) -> None:
     """Remove folders that :func:`make_folders` made, where they are empty."""
     for folder in reversed(made):
         with contextlib.suppress(OSError):
-            system.rmdir(folder)
+            uninterrupted(system.rmdir, folder)
+
+
+def _sync_parent(folder: Path, system: System) -> None:
+    with contextlib.suppress(PermissionError):  # one that may be written to and not be read
+        sync_folder(system, folder.parent)
 
 
 def _exists(path: Path, system: System) -> bool:
     try:
-        system.lstat(path)
+        uninterrupted(system.lstat, path)
     except FileNotFoundError:
         return False
     return True
@@ -160,18 +167,3 @@ def check_folders(folders: Sequence[Path], system: System) -> None:
                 f"{seen[place]} and {folder} are the same folder. Give each storage folder once, best one on each disk"
             )
         seen[place] = folder
-
-
-def sync_names(folders: Sequence[Path], made: Sequence[Path], system: System) -> None:
-    """Make the files in folders, and the folders that were made, last.
-
-    Raises:
-        StorageError: a folder cannot be flushed.
-    """
-    for folder in dict.fromkeys([*folders, *(path.parent for path in made)]):
-        try:
-            sync_folder(system, folder)
-        except PermissionError:
-            continue  # a parent that may be written to and not be read
-        except OSError as error:
-            raise StorageError(f"cannot flush {folder}: {reason(error)}") from error

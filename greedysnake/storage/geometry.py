@@ -88,7 +88,7 @@ class Geometry:
         return tuple(sizes)
 
 
-def weighted(weights: Sequence[int]) -> Geometry:
+def weighted(weights: Sequence[int], stripe_bytes: int = STRIPE_BYTES) -> Geometry:
     """The geometry in which each folder gets its weight of every round's stripes, spread as evenly as can be.
 
     Raises:
@@ -104,7 +104,7 @@ def weighted(weights: Sequence[int]) -> Geometry:
         chosen = max(range(len(weights)), key=lambda folder: (credit[folder], -folder))
         credit[chosen] -= total
         pattern.append(chosen)
-    return Geometry(pattern=tuple(pattern))
+    return Geometry(pattern=tuple(pattern), stripe_bytes=stripe_bytes)
 
 
 def weights_for(rates: Sequence[float], most: int = 8) -> tuple[int, ...]:

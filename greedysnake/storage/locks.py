@@ -56,17 +56,23 @@ class FolderLock:
         try:
             uninterrupted(self._system.flock, self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            owner = self._system.pread(self._descriptor, 100, 0).decode(errors="replace").strip()
             raise StorageError(
-                f"{folder} is in use by {owner or 'another process'}. Wait for it, stop it, or choose another folder "
+                f"{folder} is in use by {self._owner()}. Wait for it, stop it, or choose another folder "
                 f"with engine.storage"
             ) from error
         except OSError as error:
             raise StorageError(f"cannot lock the storage folder {folder}: {reason(error)}") from error
 
+    def _owner(self) -> str:
+        try:
+            told = uninterrupted(self._system.pread, self._descriptor, 100, 0)
+        except OSError:
+            told = b""
+        return told.decode(errors="replace").strip() or "another process"
+
     def _is_current(self, path: Path) -> bool:
         try:
-            there, own = self._system.stat(path), self._system.fstat(self._descriptor)
+            there, own = uninterrupted(self._system.stat, path), uninterrupted(self._system.fstat, self._descriptor)
         except FileNotFoundError:
             return False
         except OSError as error:

@@ -13,8 +13,8 @@ TRIAL_BYTES = 16 * STRIPE_BYTES
 _WORTH_IT_BYTES = 8 * TRIAL_BYTES
 
 
-def measured_geometry(held: HeldFolders, total: int) -> Geometry:
-    """A geometry for ``total`` bytes by the folders' rates; equal shares where it makes little difference.
+def measured_geometry(held: HeldFolders, total: int, stripe_bytes: int) -> Geometry:
+    """A geometry for a store of ``total`` bytes by the folders' rates; equal shares where it makes little difference.
 
     Raises:
         StorageError: a folder cannot be written or read.
@@ -23,8 +23,10 @@ def measured_geometry(held: HeldFolders, total: int) -> Geometry:
     worth_it = len(folders) > 1 and total >= _WORTH_IT_BYTES
     if worth_it and all(free_bytes(path, held.system) > 2 * TRIAL_BYTES for path in held.paths):
         tried = [[folder_rate(held, folder) for folder in folders] for _ in range(2)]
-        return weighted(weights_for([max(pair) for pair in zip(*tried, strict=True)]))  # others may use a disk too
-    return weighted([1] * len(folders))
+        return weighted(
+            weights_for([max(pair) for pair in zip(*tried, strict=True)]), stripe_bytes
+        )  # others may use a disk too
+    return weighted([1] * len(folders), stripe_bytes)
 
 
 def folder_rate(held: HeldFolders, folder: int) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from greedysnake.errors import StorageError
 from greedysnake.storage.folders import HeldFolders, check_folders
-from greedysnake.storage.identity import Identity, check_identities
+from greedysnake.storage.identity import Identity
 from greedysnake.storage.manifest import Manifest
 from greedysnake.storage.names import (
     IDENTITY_NAME,
@@ -18,7 +18,7 @@ from greedysnake.storage.names import (
     SCRATCH_NAME,
     SLOT_NAMES,
 )
-from greedysnake.storage.small_files import names_in, remove_file, remove_temporary, sync_folder
+from greedysnake.storage.small_files import flush_folder, names_in, remove_file, remove_temporary
 from greedysnake.storage.system import System, reason, uninterrupted
 
 
@@ -29,7 +29,7 @@ def remove_store(folders: Sequence[Path], *, system: System | None = None) -> li
     on, so what an interrupted call leaves is not taken for one; a second call deletes the rest.
 
     Args:
-        folders: all folders of the store, in its order.
+        folders: all folders of the store.
         system: the system calls.
 
     Returns:
@@ -46,10 +46,12 @@ def remove_store(folders: Sequence[Path], *, system: System | None = None) -> li
     held = HeldFolders(paths, writable=True, system=system)
     try:
         _check_is_store(paths, system)  # again: it may have changed before the lock was taken
+        owners = [path / OWNER_FOLDER for path in paths if _is_first(path, len(paths), system)]
         for path in paths:
             remove_file(system, path / MANIFEST_NAME)
-            _sync(path, system)
-        _remove_owners(paths[0] / OWNER_FOLDER, system)
+            flush_folder(system, path)
+        for folder in owners:
+            _remove_owners(folder, system)
         marks = [SLOT_NAMES[0] if len(paths) == 1 else IDENTITY_NAME, LOCK_NAME]  # show a second call what is left
         for path in paths:
             for name in {RATE_NAME, SCRATCH_NAME, *SLOT_NAMES} - set(marks):
@@ -67,46 +69,55 @@ def remove_store(folders: Sequence[Path], *, system: System | None = None) -> li
 
 
 def _check_is_store(folders: Sequence[Path], system: System) -> None:
-    """Refuse folders that do not all belong to one store.
+    """Refuse folders that are not all the folders of one store, as far as they tell; a damaged file tells nothing.
 
     Raises:
         StorageError: naming what is wrong.
     """
+    known: dict[str, tuple[Path, int]] = {}  # stores: where each was found first, and how many folders it has
     for folder in folders:
         names = set(names_in(system, folder))
-        # A damaged manifest alone shows nothing; the files beside it do.
-        if not (LOCK_NAME in names and (SLOT_NAMES[0] in names or IDENTITY_NAME in names)):
+        if LOCK_NAME not in names or not names & {SLOT_NAMES[0], IDENTITY_NAME}:
             raise StorageError(f"{folder} is not the folder of a store, so nothing in it is deleted")
-    try:
-        manifest = Manifest.read(folders[0], system)
-    except StorageError:
-        _check_parts(folders, system)
-    else:
-        check_identities(folders, manifest, system)
-
-
-def _check_parts(folders: Sequence[Path], system: System) -> None:
-    """The same of a store without a readable manifest."""
-    identities = []
-    for folder in folders:
-        with contextlib.suppress(StorageError):  # one that is damaged shows nothing
-            identities.append(Identity.read(folder, system))
-    known = [identity for identity in identities if identity is not None]
-    if len({identity.store for identity in known}) > 1:
-        raise StorageError(f"{' and '.join(map(str, folders))} belong to different stores. Delete one at a time")
-    if known and known[0].count != len(folders):
+        if len(folders) > 1 and IDENTITY_NAME not in names:
+            raise StorageError(f"{folder} is not one of several folders of a store. Delete it by itself")
+        with contextlib.suppress(StorageError):
+            identity = Identity.read(folder, system)
+            if identity is not None:
+                known.setdefault(identity.store, (folder, identity.count))
+        with contextlib.suppress(StorageError):
+            manifest = Manifest.read(folder, system)
+            known.setdefault(manifest.store, (folder, len(manifest.geometry.weights)))
+    if len(known) > 1:
         raise StorageError(
-            f"{folders[0]} is {known[0]}, and {len(folders)} folders were given. Give all of them to delete the store"
+            f"{' and '.join(str(folder) for folder, _ in known.values())} belong to different stores. Delete one at "
+            f"a time"
         )
+    for folder, count in known.values():
+        if count != len(folders):
+            raise StorageError(
+                f"{folder} is one of the {count} folders of a store, and {len(folders)} given: "
+                f"{', '.join(map(str, folders))}. Give all of them to delete the store"
+            )
+
+
+def _is_first(folder: Path, count: int, system: System) -> bool:
+    if count == 1:
+        return True
+    try:
+        identity = Identity.read(folder, system)
+    except StorageError:
+        return False
+    return identity is not None and identity.index == 0
 
 
 def _remove_owners(folder: Path, system: System) -> None:
     """Delete the files that the store's owner added; not the folders, which it never adds."""
     try:
-        if not stat.S_ISDIR(system.lstat(folder).st_mode):
+        if not stat.S_ISDIR(uninterrupted(system.lstat, folder).st_mode):
             return
         for name in names_in(system, folder):
-            if not stat.S_ISDIR(system.lstat(folder / name).st_mode):
+            if not stat.S_ISDIR(uninterrupted(system.lstat, folder / name).st_mode):
                 remove_file(system, folder / name)
         with contextlib.suppress(OSError):
             uninterrupted(system.rmdir, folder)
@@ -114,10 +125,3 @@ def _remove_owners(folder: Path, system: System) -> None:
         return
     except OSError as error:
         raise StorageError(f"cannot remove {folder}: {reason(error)}") from error
-
-
-def _sync(folder: Path, system: System) -> None:
-    try:
-        sync_folder(system, folder)
-    except OSError as error:
-        raise StorageError(f"cannot flush {folder}: {reason(error)}") from error

@@ -93,7 +93,7 @@ def replace_file(system: System, path: Path, content: bytes) -> None:
             uninterrupted(system.replace, temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):
-                system.unlink(temporary)
+                uninterrupted(system.unlink, temporary)
             raise
         sync_folder(system, path.parent)
     except OSError as error:
@@ -116,9 +116,22 @@ def sync_folder(system: System, folder: Path) -> None:
         close(system, descriptor)
 
 
+def flush_folder(system: System, folder: Path) -> None:
+    """Make the names in a folder last.
+
+    Raises:
+        StorageError: they may not.
+    """
+    try:
+        sync_folder(system, folder)
+    except OSError as error:
+        raise StorageError(f"cannot flush {folder}: {reason(error)}") from error
+
+
 def close(system: System, descriptor: int) -> None:
-    """Close a descriptor; an interrupted call has closed it as well, so it is never made twice."""
-    with contextlib.suppress(InterruptedError):
+    """Close a descriptor. A call that fails has closed it as well, and what it could tell of was flushed or is not
+    promised, so it is never made twice."""
+    with contextlib.suppress(OSError):
         system.close(descriptor)
 
 
@@ -166,7 +179,7 @@ def sync_tree(system: System, folder: Path) -> None:
         StorageError: one of them cannot be flushed.
     """
     try:
-        if not stat.S_ISDIR(system.lstat(folder).st_mode):
+        if not stat.S_ISDIR(uninterrupted(system.lstat, folder).st_mode):
             return
     except FileNotFoundError:
         return
@@ -175,17 +188,14 @@ def sync_tree(system: System, folder: Path) -> None:
     for name in names_in(system, folder):
         path = folder / name
         try:
-            mode = system.lstat(path).st_mode
+            mode = uninterrupted(system.lstat, path).st_mode
             if stat.S_ISREG(mode):
                 _sync_file(system, path)
         except OSError as error:
             raise StorageError(f"cannot flush {path}: {reason(error)}") from error
         if stat.S_ISDIR(mode):
             sync_tree(system, path)
-    try:
-        sync_folder(system, folder)
-    except OSError as error:
-        raise StorageError(f"cannot flush {folder}: {reason(error)}") from error
+    flush_folder(system, folder)
 
 
 def _sync_file(system: System, path: Path) -> None:

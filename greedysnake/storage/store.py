@@ -21,18 +21,17 @@ from greedysnake.storage.folders import (
     HeldFolders,
     check_folders,
     make_folders,
-    sync_names,
     unmake_folders,
 )
-from greedysnake.storage.geometry import arranged, place, weighted
+from greedysnake.storage.geometry import STRIPE_BYTES, Geometry, arranged, place, weighted
 from greedysnake.storage.identity import check_identities, read_first_manifest, write_identities
 from greedysnake.storage.manifest import Manifest
 from greedysnake.storage.names import OWNER_FOLDER, SCRATCH_NAME, SLOT_NAMES
 from greedysnake.storage.rates import measured_geometry
-from greedysnake.storage.small_files import remove_file, remove_temporary, sync_tree
+from greedysnake.storage.small_files import flush_folder, remove_file, remove_temporary, sync_tree
 from greedysnake.storage.striping import StripedFile, sync_all
 from greedysnake.storage.system import System
-from greedysnake.storage.vacancy import check_vacant, clear, give_up
+from greedysnake.storage.vacancy import check_only_own, check_vacant, clear, give_up, give_up_locks
 from greedysnake.storage.verify import CommittedPiece, Damage, damages
 
 
@@ -82,6 +81,7 @@ class Store:
         scratch: Mapping[str, int],
         slots: int = 2,
         weights: Sequence[int] | None = None,
+        stripe_bytes: int = STRIPE_BYTES,
         system: System | None = None,
     ) -> Self:
         """A new store with all its disk reserved.
@@ -93,6 +93,7 @@ class Store:
             slots: 2; or 1, which takes half the disk but loses the last commit when the run ends between the first
                 write after it and the next commit.
             weights: small integers, the share of the stripes that each folder gets; None: by measured rates.
+            stripe_bytes: what goes to one folder at a time, and the most that one system call moves.
             system: the system calls.
 
         Raises:
@@ -102,19 +103,21 @@ class Store:
             raise ValueError(f"a store has 1 or 2 slots, not {slots}")
         system = system or System()
         paths = [Path(folder) for folder in folders]
-        geometry = None if weights is None else weighted(weights)
+        geometry = None if weights is None else weighted(weights, stripe_bytes)
         if not paths or (geometry is not None and len(geometry.weights) != len(paths)):
             raise ValueError(f"{len(paths)} folders do not make a store with weights {weights}")
         with ExitStack() as undo:
             made = make_folders(paths, system)
             undo.callback(unmake_folders, made, system)
             check_folders(paths, system)
+            check_only_own(paths, system)  # before a lock leaves a file there
             held = HeldFolders(paths, writable=True, system=system)
             undo.callback(held.release)
+            undo.callback(give_up_locks, [path for path in paths if path in made], system)
             check_vacant(paths, system)
-            undo.callback(give_up, paths, made, system)
+            undo.callback(give_up, paths, system)
             clear(paths, system)  # what a run that ended before its first commit left
-            geometry = geometry or measured_geometry(held, store_bytes(durable, scratch, slots=slots))
+            geometry = geometry or measured_geometry(held, store_bytes(durable, scratch, slots=slots), stripe_bytes)
             durable = arranged(durable, geometry.stripe_bytes)
             check_budget(disk_budget(paths, durable, scratch, slots=slots, geometry=geometry, system=system))
             manifest = Manifest.of_new_store(run=run, durable=durable, geometry=geometry, slots=slots)
@@ -122,7 +125,8 @@ class Store:
             store = cls(held, manifest, create=True, writable=True)
             undo.callback(store._close_files)
             store.reserve_scratch(scratch)
-            sync_names(paths, made, system)
+            for path in paths:
+                flush_folder(system, path)
             undo.pop_all()
             return store
 
@@ -143,8 +147,7 @@ class Store:
         system = system or System()
         paths = [Path(folder) for folder in folders]
         check_folders(paths, system)
-        # Taking a lock leaves a file, so not in a folder without a store.
-        check_identities(paths, read_first_manifest(paths, system), system)
+        check_identities(paths, read_first_manifest(paths, system), system)  # before a lock leaves a file there
         with ExitStack() as undo:
             held = HeldFolders(paths, writable=writable, system=system)
             undo.callback(held.release)
@@ -166,6 +169,11 @@ class Store:
                 manifest.write(paths[0], system)
             undo.pop_all()
             return store, manifest.contents
+
+    @property
+    def geometry(self) -> Geometry:
+        """Which folder holds which bytes."""
+        return self._committed.geometry
 
     @property
     def disk_bytes(self) -> int:
@@ -192,7 +200,7 @@ class Store:
             StorageError: the disk is too small; the store has no scratch extents then.
         """
         self._check_writable()
-        geometry = self._committed.geometry
+        geometry = self.geometry
         scratch = arranged(scratch, geometry.stripe_bytes)
         if twice := scratch.keys() & self._extents.keys():
             raise ValueError(f"extents {sorted(twice)} are both durable and scratch")
@@ -369,7 +377,7 @@ class Store:
         Raises:
             StorageError: the store has one slot and was written to since the last commit.
         """
-        if self._committed.dirty:
+        if self._committed.slot_count == 1 and self._written:
             raise StorageError(
                 f"the store in {self.folders[0]} has one slot and was written to since its last commit, so there is "
                 f"nothing to verify until the next"
