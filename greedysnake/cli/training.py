@@ -110,8 +110,8 @@ def resume_training(
         check_same_data(trainer, inputs.batches)
         if trainer.steps_done >= config.training.steps:
             raise ConfigError(
-                f"{run} has made {trainer.steps_done} steps, and training.steps is {config.training.steps}. To go on, ask "
-                f"for more: greedysnake resume {run} training.steps={2 * trainer.steps_done}"
+                f"{run} has made {trainer.steps_done} steps, and training.steps is {config.training.steps}. To go on, "
+                f"ask for more: greedysnake resume {run} training.steps={2 * trainer.steps_done}"
             )
         trainer.reserve(batch_shape(config, inputs))
         (run / "config.yaml").write_text(dump_config(config))
