@@ -78,6 +78,7 @@ def test_train_then_export(tmp_path, command):
     wanted = "loss grad_norm lr tokens seconds tokens_per_second ssd_read_bytes ssd_write_bytes host_peak_bytes"
     for line in lines:
         assert set(wanted.split()) <= line.keys()
+        assert line["loss_scale"] is None  # bfloat16 needs none
         assert set(line["busy"]) == {"compute", "h2d", "d2h", "ssd_read", "ssd_write", "cpu"}
     assert [line["step"] for line in lines if "eval_loss" in line] == [2, 4, 6]
     plan = json.loads((run / "plan.json").read_text())

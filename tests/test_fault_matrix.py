@@ -3,6 +3,7 @@
 The faults come from underneath the store, in place of its system calls. fault_matrix.py holds the list.
 """
 
+import contextlib
 import errno
 import os
 import shutil
@@ -10,7 +11,6 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from zlib import crc32
 
 import pytest
@@ -40,8 +40,15 @@ def new_run(folder: Path, tiers: str = "ssd", system: StruckSystem | None = None
     )
 
 
-def resumed(folder: Path, system: StruckSystem | None = None, **changes: Any) -> Trainer:
-    return Trainer.resume(folder, batch=SHAPE, system=system, **changes)
+def resumed(folder: Path, system: StruckSystem | None = None) -> Trainer:
+    trainer = Trainer.resume(folder, system=system)
+    try:
+        trainer.reserve(SHAPE)
+    except StorageError:
+        with contextlib.suppress(StorageError):
+            trainer.close()
+        raise
+    return trainer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -207,7 +207,7 @@ def trained(tmp_path_factory) -> Path:
         "data": {"train": str(text), "sequence_length": 32},
         "training": {"steps": 4, "micro_batches": 2, "micro_batch_size": 1},
         "optimizer": {"lr": 1e-2},
-        "engine": {"device": "emulated", "boundaries": "ssd", "gradients": "ssd", "resident_weights": 0.5},
+        "engine": {"device": "emulated", "boundaries_on_ssd": 1.0, "gradients": "ssd", "resident_weights": 0.5},
     }
     config = folder / "config.yaml"
     config.write_text(yaml.safe_dump(values))

@@ -29,7 +29,7 @@ def trainer_for(folder: Path, name: str = "llama", **settings) -> Trainer:
 
 
 @pytest.mark.parametrize("name", ["llama_tied", "gpt2_dropout", "gemma3_text", "deepseek_v3"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_a_run_resumed_under_other_settings_at_each_step_is_bitwise_the_same(tmp_path, name, dtype):
     with trainer_for(tmp_path / "whole", name, dtype=dtype, seed=5) as trainer:
         losses = [trainer.step(batch).loss for batch in BATCHES]
@@ -48,7 +48,7 @@ def test_a_run_resumed_under_other_settings_at_each_step_is_bitwise_the_same(tmp
             assert trainer.steps_done == step
             assert trainer.notes == {"mine": [1, "two"]}
             found.append(trainer.step(BATCHES[step]).loss)
-    assert found == losses
+    assert list(map(repr, found)) == list(map(repr, losses))  # a step that is skipped has no loss: nan
     ours, theirs = weights_in(tmp_path / "parts"), weights_in(tmp_path / "whole")
     assert [key for key in theirs if not torch.equal(ours[key], theirs[key])] == []
 
@@ -140,7 +140,7 @@ def test_a_run_that_is_over_goes_on_when_it_is_given_more_steps(tmp_path, comman
     assert command("train", path)[0] == 0
     status, _, errors = command("resume", tmp_path / "run")
     assert status == 1
-    assert "has made all of its 4 steps" in errors
+    assert "has made 4 steps" in errors
     assert "training.steps=8" in errors
     status, output, errors = command("resume", tmp_path / "run", "training.steps=6")
     assert status == 0, errors

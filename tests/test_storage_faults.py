@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -285,10 +286,12 @@ def test_a_disk_that_refuses_a_later_direct_transfer_is_used_through_the_page_ca
     store.close()
 
 
-def test_short_transfers_that_end_within_a_block_go_on_at_its_beginning(tmp_path):
+def test_short_transfers_that_end_within_a_block_go_on_at_its_beginning(tmp_path, caplog):
     def short(real, descriptor, parts, offset):
+        if offset % BLOCK_BYTES:  # a disk that takes direct transfers in nothing less than blocks
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         moved = real(descriptor, [parts[0][: 2 * BLOCK_BYTES]], offset)
-        return moved - 512 if moved > 512 else moved
+        return moved - 512 if moved > BLOCK_BYTES else moved
 
     system = FaultySystem()
     store = Store.create([tmp_path], run="run", durable={"a": 20 * BLOCK_BYTES}, scratch={}, system=system)
@@ -298,6 +301,28 @@ def test_short_transfers_that_end_within_a_block_go_on_at_its_beginning(tmp_path
     store.write("a", [value]).wait()
     store.commit({})
     assert read(store, "a", 20 * BLOCK_BYTES) == bytes(value.numpy())
+    assert store.verify() == []
+    assert "refuses direct I/O" not in caplog.text
+    store.close()
+
+
+def test_two_writes_of_one_extent_never_meet(tmp_path):
+    system = FaultySystem()
+    store = small_store(tmp_path, system=system)
+    begun = threading.Event()
+
+    def slow(real, descriptor, parts, offset):
+        begun.set()
+        time.sleep(0.2)
+        return real(descriptor, parts, offset)
+
+    system.strike("pwritev", slow, times=1)
+    first = store.write("a", [content(BLOCK_BYTES, 1)])
+    assert begun.wait(10)
+    store.write("a", [content(BLOCK_BYTES, 2)])
+    store.commit({})
+    first.wait()
+    assert read(store, "a", BLOCK_BYTES) == bytes(content(BLOCK_BYTES, 2).numpy())
     assert store.verify() == []
     store.close()
 

@@ -225,6 +225,19 @@ def test_a_data_file_that_is_not_as_it_was_is_refused(tmp_path, change, writable
     store.close()
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "folder.json", "lock"])
+def test_a_link_in_place_of_a_small_file_is_not_followed(tmp_path, name):
+    folders = folders_in(tmp_path, 2)
+    committed_striped(folders)
+    path = folders[0] / name
+    kept = path.rename(tmp_path / "kept")
+    path.symlink_to(kept)
+    before = kept.read_bytes()
+    with pytest.raises(StorageError, match=r"it is a symbolic link, which a store does not follow"):
+        Store.open(folders, writable=True)
+    assert kept.read_bytes() == before
+
+
 def test_a_store_is_not_made_where_part_of_one_is(tmp_path):
     folders = folders_in(tmp_path, 2)
     committed_striped(folders)
@@ -317,6 +330,22 @@ def test_a_store_of_one_slot_takes_half_the_disk_and_keeps_what_it_commits(tmp_p
         store.commit({"step": step})
         assert store.verify() == []
         store.close()
+
+
+def test_a_store_of_one_slot_cannot_take_anything_back(tmp_path):
+    store = small_store(tmp_path, slots=1)
+    for step in range(2):
+        store.write("a", [content(BLOCK_BYTES, step)]).wait()
+        with pytest.raises(StorageError) as caught:
+            store.revert(["b", "a"])
+        assert str(caught.value) == (
+            f"the store in {tmp_path} has one slot, so what was written to 'a' since the last commit cannot be taken "
+            "back"
+        )
+        store.commit({"step": step})
+        store.revert(["a", "b"])
+        assert read(store, "a", BLOCK_BYTES) == bytes(content(BLOCK_BYTES, step).numpy())
+    store.close()
 
 
 ONE_SLOT_WRITER = """

@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -147,24 +146,26 @@ def test_an_interrupted_removal_is_taken_up_again(tmp_path):
     assert list((tmp_path / "stores").iterdir()) == []
 
 
-def test_a_store_can_be_made_where_one_was_removed_while_its_lock_was_being_taken(tmp_path, monkeypatch):
-    """Whoever opened the lock file before it was removed must not hold the name of nothing."""
-    committed_store(tmp_path / "run")
-    (tmp_path / "run" / "keep").write_text("keeps the folder")
-    real, removed = fcntl.flock, []
+def test_a_lock_file_that_was_replaced_while_it_was_being_locked_holds_nothing(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    committed_store(folder)
+    remove_store([folder])
+    small_store(folder).close()
+    real, others = fcntl.flock, []
 
-    def remove_first(descriptor, operation):
-        if not removed:
-            removed.append(1)
-            remove_store([tmp_path / "run"])
+    def after_another_run_was_faster(descriptor, operation):
+        if not others:
+            others.append(None)
+            remove_store([folder])
+            others[0] = small_store(folder)
         return real(descriptor, operation)
 
-    monkeypatch.setattr(fcntl, "flock", remove_first)
-    with pytest.raises(StorageError, match="no committed store"):
-        Store.open([tmp_path / "run"])
-    (tmp_path / "run" / "keep").unlink()
-    store = small_store(tmp_path / "run")
-    with pytest.raises(StorageError, match="in use"):
-        small_store(tmp_path / "run")
-    store.close()
-    shutil.rmtree(tmp_path / "run")
+    monkeypatch.setattr(fcntl, "flock", after_another_run_was_faster)
+    with pytest.raises(StorageError, match=f"run is in use by process {os.getpid()}"):
+        small_store(folder)
+    values = content(BLOCK_BYTES, 1)
+    others[0].write("a", [values]).wait()
+    others[0].commit({})
+    assert others[0].verify() == []
+    others[0].close()
+    Store.open([folder])[0].close()

@@ -92,6 +92,29 @@ def _print_summary(summary: dict[str, Any], run: Path, *, as_json: bool) -> None
 
 
 @app.command()
+def preview(
+    config: Annotated[Path, typer.Argument(help="The run's settings, a YAML file.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, like data.packing=none.")
+    ] = None,
+    *,
+    step: Annotated[int, typer.Option(min=0, help="The step to show, counted from 0.")] = 0,
+    rows: Annotated[int, typer.Option(min=0, help="Most sequences to show; 0: all of the step's.")] = 4,
+    full: Annotated[bool, typer.Option("--full", help="Show long texts to their end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all of the step as JSON, and nothing else.")] = False,
+) -> None:
+    """Show what a step of training would learn: its sequences as text, and which of it counts in the loss."""
+    from greedysnake.cli.preview import describe_preview, show_preview
+    from greedysnake.config import load_config
+
+    settings = load_config(config, overrides or [])
+    if as_json:
+        typer.echo(json.dumps(describe_preview(settings, step), ensure_ascii=False))
+    else:
+        show_preview(settings, step, Console(highlight=False), most_rows=rows or None, full=full)
+
+
+@app.command()
 def export(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     out: Annotated[Path, typer.Argument(help="Folder to create; transformers' from_pretrained loads it.")],

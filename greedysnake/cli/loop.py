@@ -80,6 +80,7 @@ def _metrics_line(
         "loss": result.loss,
         "grad_norm": result.grad_norm,
         "clipped": result.clipped,
+        "loss_scale": result.loss_scale,
         "lr": result.lr,
         "tokens": result.tokens,
         "tokens_seen": record.tokens_seen,

@@ -96,7 +96,7 @@ def checking_bar(console: Console) -> Iterator[Callable[[int, int], None]]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("Checking", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 

@@ -13,12 +13,19 @@ import torch
 from rich.console import Console
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
+from greedysnake.cli.data import describe_data, load_run_data
 from greedysnake.cli.folder import make_last, writing
 from greedysnake.cli.loop import LOSS_BEFORE, METRICS_NAME, finish_run, train_steps
 from greedysnake.cli.record import RunRecord
 from greedysnake.cli.resuming import DATA, TOKENIZER_FOLDER, as_saved, check_same_data, checking_bar, resumed_config
 from greedysnake.config import RunConfig, dump_config
-from greedysnake.data import TokenBatches, check_sequence_length, check_vocabulary, load_data, load_tokenizer
+from greedysnake.data import (
+    TokenBatches,
+    check_sequence_length,
+    check_vocabulary,
+    load_tokenizer,
+    use_chat_template,
+)
 from greedysnake.engine.opening import MODEL_FOLDER, config_of
 from greedysnake.engine.trainer import Trainer
 from greedysnake.errors import ConfigError, DataError, GreedySnakeError, StorageError
@@ -46,6 +53,7 @@ class Inputs:
     model: str | Path | PretrainedConfig
     tokenizer: PreTrainedTokenizerBase
     batches: TokenBatches
+    mask_bytes: int
 
 
 def run_training(config: RunConfig, console: Console) -> tuple[dict[str, Any], list[tuple[int, float]]]:
@@ -73,14 +81,15 @@ def run_training(config: RunConfig, console: Console) -> tuple[dict[str, Any], l
         with writing(run):
             inputs.tokenizer.save_pretrained(run / TOKENIZER_FOLDER)
         make_last(run / TOKENIZER_FOLDER, created)
-        console.print(_describe_data(inputs.batches))
+        console.print(describe_data(inputs.batches))
         trainer = make_trainer(config, inputs)
         with writing(run):
             write_json_atomic(run / "plan.json", trainer.plan.as_json() if trainer.plan else {})
         console.print(_describe_plan(trainer, config))
     except BaseException:
         if trainer is not None:
-            trainer.close()
+            with suppress(GreedySnakeError):  # one error is told
+                trainer.close()
         _remove(created)
         raise
 
@@ -100,24 +109,26 @@ def resume_training(
     folders = config.storage_folders
     console.print(f"Checking the last snapshot of {run}, in {', '.join(map(str, folders))}")
     with checking_bar(console) as progress:
-        trainer = Trainer.resume(folders, batch=batch_shape(config), progress=progress, **changeable_settings(config))
+        trainer = Trainer.resume(folders, progress=progress, **changeable_settings(config))
     try:
         inputs = prepare_inputs(as_saved(config, trainer.storage / MODEL_FOLDER))
         check_same_data(trainer, inputs.batches)
         if trainer.steps_done >= config.training.steps:
             raise ConfigError(
-                f"{run} has made all of its {config.training.steps} steps. To go on, ask for more: "
-                f"greedysnake resume {run} training.steps={2 * config.training.steps}"
+                f"{run} has made {trainer.steps_done} steps, and training.steps is {config.training.steps}. To go on, "
+                f"ask for more: greedysnake resume {run} training.steps={2 * trainer.steps_done}"
             )
+        trainer.reserve(batch_shape(config, inputs))
         with writing(run):
             write_text_atomic(run / "config.yaml", dump_config(config))
             write_json_atomic(run / "plan.json", trainer.plan.as_json() if trainer.plan else {})
             lines = cut_metrics(run / METRICS_NAME, trainer.steps_done)
     except BaseException:
-        trainer.close()
+        with suppress(GreedySnakeError):  # one error is told
+            trainer.close()
         raise
     record = RunRecord.of_lines(lines, trainer.notes.get(LOSS_BEFORE))
-    console.print(_describe_data(inputs.batches))
+    console.print(describe_data(inputs.batches))
     console.print(_describe_plan(trainer, config))
     console.print(f"Going on after step {trainer.steps_done} of {config.training.steps}")
     earlier = sum(result.seconds for result in record.results)
@@ -158,8 +169,11 @@ def _train(
     return summary, record.evaluations
 
 
-def prepare_inputs(config: RunConfig) -> Inputs:
-    """Model config, tokenizer and data, with every problem of the three in one message."""
+def prepare_inputs(config: RunConfig, cache_dir: Path | None = None) -> Inputs:
+    """Model config, tokenizer and data, with every problem of the three in one message.
+
+    Tokens are kept in ``data.cache``, else in ``cache_dir``, else in the run's folder.
+    """
     problems: list[str] = []
 
     def attempt(make: Callable[[], T]) -> T | None:
@@ -172,6 +186,9 @@ def prepare_inputs(config: RunConfig) -> Inputs:
     model = config.model.path if config.model.path is not None else _config_from(config)
     model_config = attempt(lambda: config_of(model))
     tokenizer = attempt(lambda: load_tokenizer(config.model.tokenizer or "bytes"))
+    template = config.data.chat_template
+    if tokenizer is not None and template is not None:
+        attempt(lambda: use_chat_template(tokenizer, template))
     kind = (config.model.config or {}).get("model_type")
     name = str(config.model.path) if config.model.path else f"the {kind} of model.config"
     if model_config is not None:
@@ -185,26 +202,12 @@ def prepare_inputs(config: RunConfig) -> Inputs:
     for path in (p for group in paths for p in (group if isinstance(group, list) else [group])):
         if not Path(path).exists():
             problems.append(f"data: {path} does not exist")
-    batches = None
+    data = None
     if not problems and tokenizer is not None and model_config is not None:
-        batches = attempt(
-            lambda: load_data(
-                train=config.data.train,
-                evaluation=config.data.evaluation,
-                eval_share=config.data.eval_share,
-                text_field=config.data.text_field,
-                tokenizer=tokenizer,
-                sequence_length=config.data.sequence_length,
-                micro_batch_size=config.training.micro_batch_size,
-                micro_batches=config.training.micro_batches,
-                seed=config.seed,
-                cache_dir=config.run / "cache",
-                vocab_size=model_config.get_text_config().vocab_size,
-            )
-        )
-    if problems or batches is None or tokenizer is None:
+        data = attempt(lambda: load_run_data(config, tokenizer, model_config, cache_dir))
+    if problems or data is None or tokenizer is None:
         raise DataError("\n".join(problems)) if len(problems) == 1 else ConfigError("\n".join(problems))
-    return Inputs(model=model, tokenizer=tokenizer, batches=batches)
+    return Inputs(model=model, tokenizer=tokenizer, batches=data.batches, mask_bytes=data.mask_bytes)
 
 
 def _config_from(config: RunConfig) -> PretrainedConfig:
@@ -222,18 +225,19 @@ def make_trainer(config: RunConfig, inputs: Inputs) -> Trainer:
         layers_per_unit=config.engine.layers_per_unit,
         chunk_elements=config.engine.chunk_elements or DEFAULT_CHUNK_ELEMENTS,
         second_slot=config.engine.second_slot,
-        batch=batch_shape(config),
+        batch=batch_shape(config, inputs),
         notes={DATA: inputs.batches.fingerprint},
         **changeable_settings(config),
     )
 
 
-def batch_shape(config: RunConfig) -> BatchShape:
+def batch_shape(config: RunConfig, inputs: Inputs) -> BatchShape:
     """The sizes of a step's batch."""
     return BatchShape(
         micro_batches=config.training.micro_batches,
         rows=config.training.micro_batch_size,
         tokens=config.data.sequence_length,
+        mask_bytes=inputs.mask_bytes,
     )
 
 
@@ -271,15 +275,6 @@ def changeable_settings(config: RunConfig) -> dict[str, Any]:
         "snapshot_every": training.snapshot_every,
         "max_skipped_steps": training.max_skipped_steps,
     }
-
-
-def _describe_data(batches: TokenBatches) -> str:
-    report = batches.report
-    held_out = f", {batches.evaluation_sequences:,} held out" if batches.evaluation_sequences else ""
-    return (
-        f"Data: {report.tokens:,} tokens in {report.documents:,} documents; {batches.sequences:,} sequences of "
-        f"{batches.sequence_length:,} tokens to train on{held_out}"
-    )
 
 
 def _describe_plan(trainer: Trainer, config: RunConfig) -> str:

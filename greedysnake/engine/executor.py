@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from greedysnake.engine.buffers import Buffers
-from greedysnake.engine.devices import Device
+from greedysnake.engine.devices import Device, bytes_of
 from greedysnake.engine.endings import ContentEndings
 from greedysnake.engine.queues import QueueRun, StepEndedError
 from greedysnake.engine.unit_store import boundary_key, gradient_key, state_key, weights_key
@@ -124,6 +124,7 @@ class Executor:
             NonFiniteStepError: the loss or the gradient is not finite; everything before that in the schedule
                 has been carried out.
             StorageError: a transfer failed.
+            MemoryBudgetError: the device's memory did not suffice.
         """
         threads = torch.get_num_threads()
 
@@ -137,7 +138,8 @@ class Executor:
             ending=ContentEndings(schedule, self._content_over).ended if Resource.COMPUTE in only else _nothing,
         )
         try:
-            run.run()
+            with self._device.computing():
+                run.run()
         finally:
             torch.set_num_threads(threads)
         return [self._event(schedule.operations[index], start, end) for index, start, end in run.spans]
@@ -228,14 +230,12 @@ class Executor:
     # Boundaries
 
     def _copy_boundary_out(self, operation: Operation, work: StepWork) -> None:
-        boundary = _bytes_of(self._model.boundary(_unit(operation), _micro_batch(operation)))
+        boundary = bytes_of(self._model.boundary(_unit(operation), _micro_batch(operation)))
         self._device.copy(self._buffers[operation.writes[0]][: boundary.numel()], boundary)
 
     def _copy_boundary_in(self, operation: Operation, work: StepWork) -> None:
         tensor = self._model.boundary(_unit(operation), _micro_batch(operation))
-        tensor.untyped_storage().resize_(tensor.numel() * tensor.element_size())
-        boundary = _bytes_of(tensor)
-        self._device.copy(boundary, self._buffers[operation.reads[0]][: boundary.numel()])
+        self._device.refill(tensor, self._buffers[operation.reads[0]][: tensor.nbytes])
 
     def _store_boundary(self, operation: Operation, work: StepWork) -> Transfer:
         key, size = self._boundary_place(operation)
@@ -276,7 +276,7 @@ class Executor:
 
     def _total_norm(self, operation: Operation, work: StepWork) -> None:
         norms = [work.norms[name] for name in self._skeleton.parameters if name in work.norms]
-        work.gradient = total_norm(norms, work.max_grad_norm)
+        work.gradient = total_norm(norms, work.max_grad_norm, work.prompt.loss_scale)
         if work.must_be_finite and not work.gradient.finite:
             raise NonFiniteStepError(f"the norm of the gradient is {work.gradient.norm}")
         work.prompt = replace(work.prompt, clip=work.gradient.clip)
@@ -399,8 +399,3 @@ def _index(operation: Operation) -> int:
     if operation.chunk is None:
         raise ValueError(f"{operation} names no chunk")
     return operation.chunk
-
-
-def _bytes_of(tensor: Tensor) -> Tensor:
-    """A tensor's memory as uint8."""
-    return tensor.detach().reshape(-1).view(torch.uint8)

@@ -21,7 +21,7 @@ from greedysnake.storage import Store, System
 MODEL_FOLDER = "model"
 BUFFERS_NAME = "buffers.safetensors"
 
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 def config_of(model: str | Path | PretrainedConfig | PreTrainedModel) -> PretrainedConfig:

@@ -19,6 +19,7 @@ class StepResult:
         seconds: wall time.
         skipped: why it changed no state (a loss or gradient that is not finite), or None.
         clipped: whether the gradient was scaled down.
+        loss_scale: what its loss was multiplied by before the backward (float16), or None.
         ssd_read_bytes, ssd_write_bytes: moved by the store.
         host_peak_bytes: most memory the process has had so far.
         events: when each operation ran.
@@ -33,6 +34,7 @@ class StepResult:
     seconds: float
     skipped: str | None
     clipped: bool
+    loss_scale: float | None
     ssd_read_bytes: int
     ssd_write_bytes: int
     host_peak_bytes: int

@@ -8,7 +8,7 @@ from typing import Any, Self
 from greedysnake.engine.arguments import check_arguments
 from greedysnake.errors import ConfigError
 from greedysnake.models.layout import DEFAULT_CHUNK_ELEMENTS
-from greedysnake.optim import AdamW, LearningRate
+from greedysnake.optim import AdamW, LearningRate, LossScaling
 from greedysnake.plan.placement import PlanRequest
 from greedysnake.schedule import Tier
 from greedysnake.units import parse_bytes
@@ -28,11 +28,11 @@ class TrainerSettings:
         storage: the folders of weights and state, in order.
         optimizer: AdamW's settings.
         learning_rate: by step; None keeps the optimizer's.
-        dtype: ``"bfloat16"`` (float32 master weights) or ``"float32"``.
+        dtype: ``"bfloat16"`` or ``"float16"`` (both with float32 master weights), or ``"float32"``.
         device: ``"auto"`` and ``"cpu"`` compute on the CPU, ``"cuda"`` on a GPU, ``"emulated"`` on the CPU as if it
             were a device with memory of its own, for tests.
         host_memory: bytes that the process may use, or text like ``"16GiB"``; None: what is free, less a tenth.
-        device_memory: likewise of the device's own memory; None: all that is free.
+        device_memory: likewise of the device's own memory; None: what is free, less a tenth.
         delayed_share: α, the part of each unit's update that runs in the next step; None: planned.
         schedule: ``"vertical"``, or ``"horizontal"``, the baseline.
         seed: of random weights and dropout.
@@ -49,7 +49,9 @@ class TrainerSettings:
         second_slot: whether the storage has two places for everything, so that a run that is killed can be resumed;
             without, it takes half the disk, and only a run that was closed can.
         chunk_elements: most parameters updated as one, a multiple of 4096.
-        max_skipped_steps: steps in a row that may be skipped because they are not finite.
+        max_skipped_steps: steps in a row that may be skipped because they are not finite; in float16, steps that
+            only lower the loss scale are not counted.
+        loss_scaling: how float16's loss scale changes; None: as in ``torch.amp.GradScaler``. Not used otherwise.
 
     Raises:
         ConfigError: listing everything that makes no sense.
@@ -77,6 +79,7 @@ class TrainerSettings:
     second_slot: bool = True
     chunk_elements: int = DEFAULT_CHUNK_ELEMENTS
     max_skipped_steps: int = 10
+    loss_scaling: LossScaling | None = None
 
     def __post_init__(self) -> None:
         check_arguments(
@@ -131,7 +134,7 @@ class TrainerSettings:
 
         Args:
             separate_device: whether the device has memory of its own.
-            device_free_bytes: of it, None where there is none.
+            device_free_bytes: of it, within the limit; None where it cannot be told.
         """
         return PlanRequest(
             schedule=self.schedule,
@@ -143,7 +146,7 @@ class TrainerSettings:
             gradients=None if self.gradients is None else Tier(self.gradients),
             host_memory=None if self.host_memory is None else parse_bytes(self.host_memory),
             separate_device=separate_device,
-            device_memory=device_free_bytes if self.device_limit is None else self.device_limit,
+            device_memory=self.device_limit if device_free_bytes is None else device_free_bytes,
             clipping=self.optimizer.max_grad_norm is not None,
             can_take_back=self.second_slot and self.steps_between_snapshots == 1 and self.nothing_resident,
             resident_weights=self.resident_weights,
@@ -157,11 +160,12 @@ class TrainerSettings:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Settings from what :meth:`as_json` gave."""
-        optimizer, rate = values["optimizer"], values["learning_rate"]
+        optimizer, rate, scaling = values["optimizer"], values["learning_rate"], values["loss_scaling"]
         typed = {
             "storage": tuple(map(Path, values["storage"])),
             "optimizer": AdamW(**{**optimizer, "betas": tuple(optimizer["betas"])}),
             "learning_rate": None if rate is None else LearningRate(**rate),
+            "loss_scaling": None if scaling is None else LossScaling(**scaling),
         }
         return cls(**{**values, **typed})
 

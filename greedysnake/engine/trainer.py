@@ -3,6 +3,7 @@
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -33,7 +34,7 @@ from greedysnake.models.export import export_model
 from greedysnake.models.layout import ParameterSlot
 from greedysnake.models.skeleton import Skeleton, build_skeleton
 from greedysnake.models.streaming import MicroBatch, StreamedModel
-from greedysnake.optim import AdamW, UpdateScalars
+from greedysnake.optim import AdamW, UpdateScalars, first_scale
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.host import process_peak_bytes
 from greedysnake.plan.placement import Plan, make_plan
@@ -93,6 +94,7 @@ class Trainer:
             self.snapshot()
         except BaseException:
             self._store.close()
+            self._device.close()
             raise
 
     @classmethod
@@ -100,7 +102,6 @@ class Trainer:
         cls,
         storage: Sequence[str | Path] | str | Path,
         *,
-        batch: BatchShape | None = None,
         progress: Callable[[int, int], None] | None = None,
         system: System | None = None,
         **changes: Any,
@@ -111,7 +112,6 @@ class Trainer:
 
         Args:
             storage: the run's folders, in the order in which they were given.
-            batch: as for a new trainer.
             progress: told bytes checked so far and in all.
             system: as for a new trainer.
             changes: settings other than when the run began; not what the content of the store depends on (dtype, seed,
@@ -122,20 +122,20 @@ class Trainer:
             ConfigError: a change is not possible.
         """
         folders = _folders(storage)
+        self = cls.__new__(cls)
         store, skeleton, contents = open_committed(folders, writable=True, system=system)
-        try:
+        with ExitStack() as undo:
+            undo.callback(store.close)
             check_undamaged(store, progress)
             settings = TrainerSettings.from_json(contents["settings"]).changed({**changes, "storage": folders})
-            self = cls.__new__(cls)
             self._set_up(settings, skeleton, Progress.from_json(contents["progress"]), contents["notes"])
+            undo.callback(self._device.close)
+            self._loss_scale = replace(self._loss_scale, **contents["loss_scale"])
             self._store = store
             self._model_files = contents["model_files"]
-            plan = None if batch is None else make_plan(skeleton, batch, self._request)
-            store.reserve_scratch({} if plan is None else self._scratch(plan))
-            self._begin(plan)
-        except BaseException:
-            store.close()
-            raise
+            store.reserve_scratch({})
+            self._begin(None)
+            undo.pop_all()
         return self
 
     def _set_up(self, settings: TrainerSettings, skeleton: Skeleton, progress: Progress, notes: dict[str, Any]) -> None:
@@ -150,6 +150,7 @@ class Trainer:
             separate_device=self._device.separate, device_free_bytes=self._device.free_bytes()
         )
         self._delayed: UpdateScalars | None = None
+        self._loss_scale = first_scale(settings.dtype, settings.loss_scaling)
         self._unusable = False
         self._prepared: PreparedPlan | None = None
 
@@ -183,6 +184,15 @@ class Trainer:
         """Disk reserved in each storage folder, and what is left there."""
         return self._store.disk_use()
 
+    def reserve(self, batch: BatchShape) -> None:
+        """Plan for batches of these sizes and reserve everything now, which the first step would do otherwise.
+
+        Raises:
+            MemoryBudgetError, StorageError: it does not fit.
+        """
+        self._check_usable()
+        self._prepare(batch)
+
     # Training
 
     def step(self, micro_batches: Sequence[MicroBatch]) -> StepResult:
@@ -202,10 +212,9 @@ class Trainer:
         prepared = self._prepare(batch)
         read, written = self._store.read_bytes, self._store.written_bytes
         due = self.steps_done > self.last_snapshot and self.steps_done % self.settings.steps_between_snapshots == 0
+        scale, rate = self._loss_scale, self.settings.rate.at(self.steps_done)
         work = StepWork(
-            prompt=UpdateScalars(
-                lr=self.settings.rate.at(self.steps_done), number=self._progress.updates + 1, clip=1.0
-            ),
+            prompt=UpdateScalars(lr=rate, number=self._progress.updates + 1, clip=1.0, loss_scale=scale.scale),
             delayed=self._delayed,
             max_grad_norm=self.settings.optimizer.max_grad_norm,
             contents=self._contents(),
@@ -215,6 +224,7 @@ class Trainer:
             step=self.steps_done,
             target_tokens=target_tokens(micro_batches),
             boundaries_leave=prepared.plan.choices.boundaries_leave,
+            loss_scale=scale.scale,
         )
         skipped = None
         self._unusable = True  # until the step is counted: whatever breaks it off leaves the last commit as it is
@@ -222,7 +232,7 @@ class Trainer:
         try:
             events = self._run(prepared, schedule, work)
         except NonFiniteStepError as error:
-            skipped, events = str(error), []
+            skipped, events = scale.explain(str(error)), []
             self._store.revert(prepared.prompt_keys())  # delayed updates of the step before were sound and stay
         finally:
             if work.committed:
@@ -237,6 +247,7 @@ class Trainer:
             seconds=time.perf_counter() - start,
             skipped=skipped,
             clipped=work.prompt.clip < 1,
+            loss_scale=scale.reported,
             ssd_read_bytes=self._store.read_bytes - read,
             ssd_write_bytes=self._store.written_bytes - written,
             host_peak_bytes=process_peak_bytes(),
@@ -313,6 +324,7 @@ class Trainer:
             "settings": self.settings.as_json(),
             "progress": self._progress.as_json(),
             "frozen": sorted(slot.name for slot in self._slots() if not slot.trainable),
+            "loss_scale": {"scale": self._loss_scale.scale, "good_steps": self._loss_scale.good_steps},
             "model_files": self._model_files,
             "notes": self.notes,
         }
@@ -375,8 +387,10 @@ class Trainer:
             self._progress = replace(done, updates=done.updates + 1, skipped_in_a_row=0)
             self._delayed = work.prompt if prepared.leaves_delayed() else None
         else:
-            self._progress = replace(done, skipped_in_a_row=done.skipped_in_a_row + 1)
+            counts = self._loss_scale.counts_as_skipped(loss_finite=work.gradient is not None)
+            self._progress = replace(done, skipped_in_a_row=done.skipped_in_a_row + counts)
             self._delayed = None
+        self._loss_scale = self._loss_scale.after_step(finite=skipped is None)
         self._unusable = False
         if self._progress.skipped_in_a_row >= self.settings.max_skipped_steps:
             raise NonFiniteError(
@@ -396,6 +410,7 @@ class Trainer:
             self.flush()
             self._store_residents()
             self._prepared = before = None  # its memory is free for the new plan
+        self._device.release_host()
         plan = make_plan(self.skeleton, batch, self._request)
         self._store.reserve_scratch(self._scratch(plan))
         return self._reserve(plan)

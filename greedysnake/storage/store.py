@@ -31,7 +31,7 @@ from greedysnake.storage.rates import measured_geometry
 from greedysnake.storage.small_files import flush_folder, remove_file, remove_temporary, sync_tree
 from greedysnake.storage.striping import StripedFile, sync_all
 from greedysnake.storage.system import System
-from greedysnake.storage.vacancy import check_vacant, clear, give_up
+from greedysnake.storage.vacancy import check_only_own, check_vacant, clear, give_up, give_up_locks
 from greedysnake.storage.verify import CommittedPiece, Damage, damages
 
 
@@ -110,10 +110,11 @@ class Store:
             made = make_folders(paths, system)
             undo.callback(unmake_folders, made, system)
             check_folders(paths, system)
-            check_vacant(paths, system)  # taking a lock leaves a file, so not in a folder that is not used
+            check_only_own(paths, system)  # before a lock leaves a file there
             held = HeldFolders(paths, writable=True, system=system)
             undo.callback(held.release)
-            check_vacant(paths, system)  # again: another run may have been there before
+            undo.callback(give_up_locks, [path for path in paths if path in made], system)
+            check_vacant(paths, system)
             undo.callback(give_up, paths, system)
             clear(paths, system)  # what a run that ended before its first commit left
             geometry = geometry or measured_geometry(held, store_bytes(durable, scratch, slots=slots), stripe_bytes)
