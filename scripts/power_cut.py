@@ -15,12 +15,14 @@ import argparse
 import fcntl
 import os
 import random
+import select
 import signal
 import struct
 import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -109,6 +111,13 @@ def noted_steps(run: Path) -> int:
     return max((line["step"] for line in read_metrics(path)), default=0) if path.exists() else 0
 
 
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Return when something is so, or after a minute."""
+    end = time.monotonic() + PATIENCE_S
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+
+
 def wait_for_commit(store: Path, draw: random.Random, patience_s: float) -> bool:
     """Return within two milliseconds of a commit; False if there was none."""
     before, end = manifest_state(store), time.monotonic() + patience_s
@@ -151,15 +160,13 @@ def end_of(child: int, log: Path) -> None:
     Raises:
         SystemExit: it did not.
     """
-    end = time.monotonic() + PATIENCE_S
-    while time.monotonic() < end:
-        if os.waitpid(child, os.WNOHANG)[0]:
-            break
-        time.sleep(0.01)
-    else:
+    handle = os.pidfd_open(child)
+    ended = select.select([handle], [], [], PATIENCE_S)[0]
+    os.close(handle)
+    if not ended:
         os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
         sys.exit(f"a life did not end when its disk had gone:\n{log.read_text()}")
+    os.waitpid(child, 0)
     text = log.read_text()
     if text.count(ONE_ERROR) != 1 or "Traceback" in text:
         sys.exit(f"a life ended without an error when its disk had gone:\n{text}")
@@ -177,10 +184,12 @@ def cut_repeatedly(disk: Disk, folder: Path, cuts: int, draw: random.Random) -> 
         every = int(next(value for name, _, value in (o.partition("=") for o in overrides) if "snapshot" in name))
         child = live(run, overrides, log)
         if number % 2:
-            found = wait_for_commit(run / "store", draw, patience_s=5)
+            found = wait_for_commit(run / "store", draw, patience_s=20)
             tally.at_commit += found
             tally.at_random += not found
         else:
+            if number % 4:
+                wait_for(lambda log=log: "Going on" in log.read_text())
             time.sleep(draw.random() ** 2 * 2)
             tally.at_random += 1
         noted = noted_steps(run)
