@@ -226,6 +226,7 @@ def main() -> int:
     parser.add_argument("--cuts", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that nothing stays mounted
     folder: Path = arguments.folder.resolve()
     folder.mkdir(parents=True)
     disk = Disk(folder / "disk.img", folder / "disk")
