@@ -15,7 +15,7 @@ from zlib import crc32
 
 import pytest
 from architectures import random_batches, small_config
-from fault_matrix import CELLS, HARMLESS, OPERATIONS, Operation, StruckSystem
+from fault_matrix import CELLS, HARMLESS, OPERATIONS, Operation, StruckSystem, table
 from faulty_system import fails
 from recorded_runs import Content, committed_in
 
@@ -234,3 +234,7 @@ def test_what_is_harmless_changes_no_bit(tmp_path, untroubled, fault):
             met |= system.counts.keys()
         assert committed_in([folder]) == (STEPS, untroubled.content[STEPS])
     assert met == set(OPERATIONS)
+
+
+def test_the_documented_table_is_this_one():
+    assert table() in (Path(__file__).parents[1] / "docs" / "reliability.md").read_text()

@@ -63,7 +63,7 @@ def untroubled(tmp_path_factory) -> Untroubled:
 @pytest.fixture
 def scratch(tmp_path) -> Iterator[Path]:
     """Where crash states are put: in memory if that is possible."""
-    memory = Path(f"/dev/shm/greedysnake-test-{os.getpid()}")
+    memory = Path(f"/dev/shm/greedysnake-power-{os.getpid()}")
     if not os.access(memory.parent, os.W_OK):
         yield tmp_path
         return
