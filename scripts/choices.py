@@ -28,7 +28,6 @@ NEVER, ALWAYS = 1e9, 1e-6  # gradient norms: one that is never reached, one that
 CHOICES: dict[str, dict[str, Any]] = {
     "horizontal": {"schedule": "horizontal", "delayed_share": 0.35},
     "vertical, α = 0": {"delayed_share": 0.0},
-    "vertical, α = 0.2": {"delayed_share": 0.2},
     "vertical, α = 0.35": {"delayed_share": 0.35},
     "vertical, α = 0.5": {"delayed_share": 0.5},
     "vertical, α = 1": {"delayed_share": 1.0},

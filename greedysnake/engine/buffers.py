@@ -33,9 +33,9 @@ class Buffers:
                         device.prepare_host(self._memory[Buffer(name, slot)])
 
     def __getitem__(self, buffer: Buffer) -> Tensor:
-        """The buffer's memory, uint8."""
-        return self._memory[buffer]
+        """The buffer's memory, uint8; of a part, that of the whole slot."""
+        return self._memory[buffer.whole]
 
     def __contains__(self, buffer: Buffer) -> bool:
         """Whether the buffer has memory here."""
-        return buffer in self._memory
+        return buffer.whole in self._memory

@@ -22,6 +22,8 @@ from greedysnake.schedule import BUILDERS, Choices, Schedule, StepShape, Tier, s
 from greedysnake.units import format_bytes
 
 _SLOTS = (
+    # reads run two units ahead, so that a disk about as fast as the computation never waits for either
+    {"weight_slots": 4, "gradient_slots": 3, "state_slots": 12},
     # one unit in use, one arriving, one leaving; a gradient in use and one that is being applied
     {"weight_slots": 3, "gradient_slots": 2, "state_slots": 4},
     # the least: little overlaps, but it runs
@@ -284,7 +286,7 @@ def _needs(
 
 
 def _placement_reasons(choices: Choices, request: PlanRequest) -> list[str]:
-    wide = choices.weight_slots == _SLOTS[0]["weight_slots"]
+    wide = choices.weight_slots > _SLOTS[-1]["weight_slots"]
     reasons = [
         f"{choices.weight_slots} weight, {choices.gradient_slots} gradient and {choices.state_slots} state buffers: "
         + ("enough to overlap everything" if wide else "more do not fit, so little overlaps")

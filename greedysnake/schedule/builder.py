@@ -1,6 +1,7 @@
 """The pieces that every schedule is put together from: weights that come and go, gradients, updates."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from greedysnake.schedule.operations import Buffer, Kind, Resource, Schedule, Tier
 from greedysnake.schedule.pools import make_pools
@@ -132,7 +133,7 @@ class ScheduleBuilder(OperationTape):
         sizes = self.shape.units[unit].chunks
         on_ssd = self.choices.gradients == Tier.SSD
         for chunk in chunks:
-            weights, state = self._loaded[unit], self._load_state(unit, chunk)
+            weights, state = replace(self._loaded[unit], part=chunk), self._load_state(unit, chunk)
             source = gradient or self.held(unit, chunk)
             if gradient is None and on_ssd:
                 source = self.take("gradient_chunk")
@@ -211,7 +212,7 @@ class ScheduleBuilder(OperationTape):
         number, sizes = self.chunk_id(unit, chunk), self.shape.units[unit].chunks[chunk]
         parts = []
         if self._is_resident(unit):
-            parts.append((Buffer("resident_weights", unit), Buffer("ssd_weights", number), sizes.weight_bytes))
+            parts.append((Buffer("resident_weights", unit, chunk), Buffer("ssd_weights", number), sizes.weight_bytes))
         if self.pools["resident_state"].slot_bytes[number]:
             parts.append((Buffer("resident_state", number), Buffer("ssd_state", number), sizes.state_bytes))
         if parts:
@@ -295,7 +296,7 @@ class ScheduleBuilder(OperationTape):
             return self._zeros(0) if first else self._copy_in(0, Buffer("tied_gradient", 0))
         tied = Buffer("tied_gradient", 0)
         if first:
-            self.emit(Kind.ZERO_GRADIENT, Resource.CPU, unit=0, writes=[tied])
+            self.emit(Kind.ZERO_GRADIENT, Resource.COMPUTE, unit=0, writes=[tied])
         return tied
 
     def end_tied_gradient(self, gradient: Buffer, *, first: bool) -> None:
@@ -306,7 +307,7 @@ class ScheduleBuilder(OperationTape):
     def _zeros(self, unit: int) -> Buffer:
         separate = self.choices.separate_device
         gradient = self.take("device_gradient" if separate else "gradient")
-        self.emit(Kind.ZERO_GRADIENT, Resource.COMPUTE if separate else Resource.CPU, unit=unit, writes=[gradient])
+        self.emit(Kind.ZERO_GRADIENT, Resource.COMPUTE, unit=unit, writes=[gradient])
         return gradient
 
     def _copy_in(self, unit: int, gradient: Buffer) -> Buffer:

@@ -27,7 +27,7 @@ def content_lives(schedule: Schedule) -> list[Life]:
     begun: dict[Buffer, tuple[int | None, list[int]]] = {buffer: (None, []) for buffer in sorted(schedule.live_in)}
     lives = []
     for operation in schedule.operations:
-        for buffer in dict.fromkeys((*operation.reads, *operation.writes)):
+        for buffer in dict.fromkeys(buffer.whole for buffer in (*operation.reads, *operation.writes)):
             if buffer not in begun:
                 begun[buffer] = (operation.index, [])
             begun[buffer][1].append(operation.index)

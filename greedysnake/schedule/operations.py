@@ -58,10 +58,26 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, order=True)
 class Buffer:
-    """One slot of a pool: the unit of memory that operations read, write and release."""
+    """One slot of a pool, or a part of one: the unit of memory that operations read, write and release.
+
+    Attributes:
+        pool, slot: which slot.
+        part: which part of it, where operations on different parts do not mind each other; -1 for all of it.
+    """
 
     pool: str
     slot: int
+    part: int = -1
+
+    @property
+    def whole(self) -> "Buffer":
+        """The slot that it is, or is a part of."""
+        return self if self.part < 0 else Buffer(self.pool, self.slot)
+
+    def overlaps(self, other: "Buffer") -> bool:
+        """Whether two buffers share memory."""
+        same_slot = self.slot == other.slot and self.pool == other.pool
+        return same_slot and (self.part < 0 or other.part < 0 or self.part == other.part)
 
 
 @dataclass(frozen=True, kw_only=True)

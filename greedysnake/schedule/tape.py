@@ -39,8 +39,8 @@ class OperationTape:
     def __init__(self, pools: Mapping[str, Pool]) -> None:
         self.pools = dict(pools)
         self._drafts: list[_Draft] = []
-        self._writer: dict[Buffer, int] = {}
-        self._readers: defaultdict[Buffer, list[int]] = defaultdict(list)
+        # what an operation on a slot may have to wait for: uses since all of it was written, which part, whether written
+        self._uses: defaultdict[Buffer, list[tuple[int, Buffer, bool]]] = defaultdict(list)
         self._last_use: dict[Buffer, int] = {}
         self._free = {
             name: deque(Buffer(name, slot) for slot in range(len(self.pools[name].slot_bytes))) for name in SHARED_POOLS
@@ -78,16 +78,19 @@ class OperationTape:
         """Append an operation that waits for what its buffers make it wait for, and for ``also_after``; its index."""
         reads, writes = tuple(reads), tuple(writes)
         position = len(self._drafts)
-        after = {self._writer[buffer] for buffer in (*reads, *writes) if buffer in self._writer}
-        after |= {reader for buffer in writes for reader in self._readers[buffer]}
-        after |= set(also_after)
+        after = set(also_after)
+        for buffer, writing in [*((buffer, False) for buffer in reads), *((buffer, True) for buffer in writes)]:
+            for user, used, written in self._uses[buffer.whole]:
+                if (writing or written) and user != position and used.overlaps(buffer):
+                    after.add(user)
         for buffer in reads:
-            self._readers[buffer].append(position)
+            self._uses[buffer.whole].append((position, buffer, False))
         for buffer in writes:
-            self._writer[buffer] = position
-            self._readers[buffer] = []
+            if buffer.part < 0:
+                self._uses[buffer] = []
+            self._uses[buffer.whole].append((position, buffer, True))
         for buffer in (*reads, *writes):
-            self._last_use[buffer] = position
+            self._last_use[buffer.whole] = position
         self._drafts.append(
             _Draft(kind, resource, unit, micro_batch, chunk, reads, writes, tuple(sorted(after)), bytes)
         )

@@ -33,9 +33,8 @@ class Peaks:
 class _Life:
     """One content of a buffer, from its first write to its release."""
 
-    writer: int | None = None  # None: there before the step
+    uses: list[tuple[int, Buffer, bool]] = field(default_factory=list)  # since all of it was written; whether written
     accesses: list[int] = field(default_factory=list)
-    readers: list[int] = field(default_factory=list)
 
 
 _OVERLAPPING = frozenset({Resource.SSD_READ, Resource.SSD_WRITE})
@@ -101,34 +100,38 @@ def check_schedule(schedule: Schedule) -> Peaks:
 
     for position, operation in enumerate(operations):
         for buffer in operation.reads:
-            if buffer not in live:
+            life = live.get(buffer.whole)
+            if life is None:
                 problems.append(f"{operation}: reads {buffer}, which holds nothing")
                 continue
-            life = live[buffer]
-            if life.writer is not None and not order.before(life.writer, position):
-                problems.append(f"{operation}: reads {buffer} without waiting for {operations[life.writer]}")
-            life.readers.append(position)
+            problems += [
+                f"{operation}: reads {buffer} without waiting for {operations[other]}"
+                for other, used, written in life.uses
+                if written and used.overlaps(buffer) and not order.before(other, position)
+            ]
+            life.uses.append((position, buffer, False))
             life.accesses.append(position)
         for buffer in operation.writes:
-            pool = schedule.pools[buffer.pool]
-            if buffer not in live:
+            slot, pool = buffer.whole, schedule.pools[buffer.pool]
+            if slot not in live:
                 problems += [
                     f"{operation}: reuses {buffer} without waiting for {operations[other]}"
-                    for other in former.get(buffer, ())
+                    for other in former.get(slot, ())
                     if not order.before(other, position)
                 ]
-                live[buffer] = _Life()
+                live[slot] = _Life()
                 now[pool.tier] += pool.slot_bytes[buffer.slot]
             elif pool.tier != Tier.SSD and buffer not in operation.reads:
                 problems.append(f"{operation}: fills {buffer}, whose content was never released")
-            life = live[buffer]
-            earlier = [*life.readers, *([] if life.writer is None else [life.writer])]
+            life = live[slot]
             problems += [
                 f"{operation}: writes {buffer} without waiting for {operations[other]}"
-                for other in earlier
-                if other != position and not order.before(other, position)
+                for other, used, _ in life.uses
+                if other != position and used.overlaps(buffer) and not order.before(other, position)
             ]
-            life.writer, life.readers = position, []
+            if buffer == slot:  # whatever was before is ordered before this
+                life.uses = []
+            life.uses.append((position, buffer, True))
             life.accesses.append(position)
         for tier in Tier:
             peak[tier] = max(peak[tier], now[tier])
