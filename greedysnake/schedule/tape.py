@@ -39,7 +39,7 @@ class OperationTape:
     def __init__(self, pools: Mapping[str, Pool]) -> None:
         self.pools = dict(pools)
         self._drafts: list[_Draft] = []
-        # what an operation on a slot may have to wait for: uses since all of it was written, which part, whether written
+        # what an operation on a slot may have to wait for: uses since all of it was written, of which part, and how
         self._uses: defaultdict[Buffer, list[tuple[int, Buffer, bool]]] = defaultdict(list)
         self._last_use: dict[Buffer, int] = {}
         self._free = {
