@@ -1,11 +1,14 @@
 """How near the store comes to the disk: its rates beside those of fio, on the same files, in turns.
 
-    python scripts/disk_rate.py FOLDER [FOLDER ...] [--gib 2] [--rounds 5]
+    python scripts/disk_rate.py FOLDER [FOLDER ...] [--gib 2] [--rounds 5] [--fio-memory shmhuge]
 
 The folders get a store with two slots of GIB/2 gibibytes, which is removed at the end. Both sides use direct I/O in
 blocks of 8 MiB with as many threads (or requests in a queue), end writing with a flush, and take turns, so that what
 else the disk does meets both. The store's writes are checksummed, as in training. Without fio, only its own rates
 are shown.
+
+The store's memory is in huge pages, which makes direct I/O a good deal faster on some disks. fio's is in ordinary pages
+unless it is told otherwise: reserve some (sysctl vm.nr_hugepages=64) and give --fio-memory shmhuge.
 """
 
 import argparse
@@ -67,17 +70,24 @@ class StoreSide:
         return moved / (time.perf_counter() - start)
 
 
-def fio_rate(folders: list[Path], mode: str, *, engine: str) -> float:
+def fio_rate(folders: list[Path], mode: str, *, engine: str, memory: str) -> float:
     """Bytes a second of fio on the store's files.
 
     Args:
         folders: where they are.
         mode: one of MODES.
         engine: ``"psync"``: a thread for each part of a file; ``"libaio"``: one queue for each file, as deep.
+        memory: what fio calls iomem.
     """
     threads, depth = (IO_THREADS, 1) if engine == "psync" else (1, IO_THREADS)
     command = ["fio", "--output-format=json", "--thread", "--direct=1", f"--ioengine={engine}", f"--iodepth={depth}"]
-    command += [f"--bs={STRIPE_BYTES}", f"--numjobs={threads}", "--end_fsync=1", "--fallocate=none"]
+    command += [
+        f"--bs={STRIPE_BYTES}",
+        f"--numjobs={threads}",
+        "--end_fsync=1",
+        "--fallocate=none",
+        f"--iomem={memory}",
+    ]
     for direction, name in (("read", "slot0.bin"), ("write", "slot1.bin")):
         for number, folder in enumerate(folders if mode in (direction, "both") else []):
             share = (folder / name).stat().st_size // threads // STRIPE_BYTES * STRIPE_BYTES
@@ -94,6 +104,7 @@ def main() -> None:
     parser.add_argument("folders", type=Path, nargs="+", help="folders on the disks to measure")
     parser.add_argument("--gib", type=float, default=2.0, help="disk to use")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--fio-memory", default="malloc", help="fio's iomem: malloc, shmhuge, ...")
     options = parser.parse_args()
     folders = [folder / f"disk-rate-{uuid.uuid4().hex}" for folder in options.folders]
     keys = [f"extent{i}" for i in range(max(1, int(options.gib * 2**30 / 2) // EXTENT_BYTES))]
@@ -103,7 +114,7 @@ def main() -> None:
         sides: dict[str, Callable[[str], float]] = {"store": side.rate}
         if shutil.which("fio"):
             for engine in ("psync", "libaio"):
-                sides[f"fio {engine}"] = partial(fio_rate, folders, engine=engine)
+                sides[f"fio {engine}"] = partial(fio_rate, folders, engine=engine, memory=options.fio_memory)
         for _ in range(2):  # both slots: the first write of a block costs the file system more than any later one
             side.rate("write")
         found: dict[tuple[str, str], list[float]] = {}
