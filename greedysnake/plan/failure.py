@@ -66,9 +66,14 @@ def _least(query: PlanQuery, batch: BatchShape) -> Case:
             case.choices, gradients=query.gradients or Tier.HOST, boundaries=query.boundaries or Tier.HOST
         )
         other = replace(case, choices=in_memory)
-        if len(over(other.needs(query), query.limits)) <= len(over(case.needs(query), query.limits)):
-            return other
+        return min(case, other, key=lambda one: _shortness(query, one))
     return case
+
+
+def _shortness(query: PlanQuery, case: Case) -> float:
+    """How much is missing, each tier's as a share of what it has."""
+    limits = {Tier.HOST: query.limits.host, Tier.DEVICE: query.limits.device or 1, Tier.SSD: query.limits.disk}
+    return sum(missing / limits[tier] for tier, missing in over(case.needs(query), query.limits).items())
 
 
 def _remedy(query: PlanQuery, tier: Tier, batch: BatchShape) -> str:

@@ -8,8 +8,8 @@ from math import floor
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.costs import StepCosts
 from greedysnake.plan.memory import Needs, step_needs
-from greedysnake.plan.program import Placement, phase_work, solve, space_rows
-from greedysnake.plan.query import NARROW, WIDE, Case, PlanQuery, fits, with_slots
+from greedysnake.plan.program import Placement, phase_work, solve, space_rows, step_totals
+from greedysnake.plan.query import NARROW, WIDE, Case, PlanQuery, fits, over, with_slots
 from greedysnake.schedule import Choices, StepShape, Tier
 
 
@@ -32,6 +32,7 @@ class Placer:
     def __init__(self, query: PlanQuery) -> None:
         self._query = query
         self._frames: dict[tuple[BatchShape, int], _Frame] = {}
+        self._cases: dict[tuple[BatchShape, float, int], list[Case]] = {}
 
     def place(self, batch: BatchShape, alpha: float, layers_per_unit: int, fixed: dict[str, float]) -> Placement | None:
         """The shares that make a step shortest; with narrow buffers if wide ones leave no room.
@@ -100,6 +101,12 @@ class Placer:
 
     def cases(self, batch: BatchShape, alpha: float, layers_per_unit: int) -> list[Case]:
         """Whole choices for a batch, α and unit size: each tier for boundaries and gradients, the shortest first."""
+        key = (batch, alpha, layers_per_unit)
+        if key not in self._cases:
+            self._cases[key] = self._find_cases(batch, alpha, layers_per_unit)
+        return self._cases[key]
+
+    def _find_cases(self, batch: BatchShape, alpha: float, layers_per_unit: int) -> list[Case]:
         found: list[tuple[float, int, Case]] = []
         for boundaries, gradients in self._tiers(alpha):
             placement = self.place(batch, alpha, layers_per_unit, self.fixed_shares(boundaries, gradients))
@@ -141,10 +148,15 @@ class Placer:
         for name in steps.keys() - given:
             share = floor(getattr(case.choices, name) * steps[name] + 1e-6) / steps[name]
             case = case.with_choices(**{name: share})
+        sizes = step_totals(shape, updates_in_backward=True)
+        step_bytes = {name: getattr(sizes, name.removeprefix("resident_")) / count for name, count in steps.items()}
         for name in [name for name in steps if name not in given]:  # state first: it saves less for its bytes
-            while getattr(case.choices, name) > 0 and not fits(case.needs(query), query.limits):
-                share = max(0, round(getattr(case.choices, name) * steps[name]) - 1) / steps[name]
-                case = case.with_choices(**{name: share})
+            while (share := getattr(case.choices, name)) > 0:
+                missing = over(case.needs(query), query.limits).get(Tier.HOST, 0)
+                if not missing:
+                    break
+                fewer = max(1, floor(missing / step_bytes[name]))
+                case = case.with_choices(**{name: max(0, round(share * steps[name]) - fewer) / steps[name]})
         return case if fits(case.needs(query), query.limits) else None
 
     def neighbours(self, case: Case, alphas: tuple[float, ...], unit_sizes: tuple[int, ...]) -> Iterator[Case]:

@@ -4,7 +4,6 @@ The program is a lower bound that ignores the filling and draining of the pipeli
 a queue, so its winner and those near it are simulated, and what counts is the simulated step.
 """
 
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby, product
@@ -15,6 +14,7 @@ from greedysnake.plan.placer import Placer
 from greedysnake.plan.program import Placement
 from greedysnake.plan.query import Candidate, Case, PlanQuery, fits, simulate_case
 from greedysnake.plan.step_costs import unit_seconds
+from greedysnake.schedule import Tier
 
 _MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _ROWS = (1, 2, 4, 8)
@@ -26,8 +26,8 @@ _ALPHAS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1.0)
 _ALPHA_STEPS = (-0.05, 0.05, -0.15, 0.15)
 _NEAR = 1.05
 """Placements within this factor of the shortest are simulated too."""
-SEARCH_SECONDS = 6.0
-"""After which no further near winner is simulated."""
+SIMULATED_OPERATIONS = 200_000
+"""After which no further near winner is simulated: a few seconds' work, and the same plan on any machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +56,7 @@ def search(query: PlanQuery) -> Candidate:
         MemoryBudgetError: no plan fits in memory; with what is short, by how much, and what to change.
         StorageError: none fits on the disks.
     """
-    deadline = time.monotonic() + SEARCH_SECONDS
-    placer = Placer(query)
+    placer, trials = Placer(query), Trials(query)
     bounds = _bounds(query, placer)
     if not bounds:
         raise nothing_fits(query, batches(query))
@@ -69,12 +68,12 @@ def search(query: PlanQuery) -> Candidate:
     close = [size for size in sizes if max(bound.tokens_per_second for bound in size) >= _SATURATED * roof]
     best: Candidate | None = None
     for size in close:
-        found = _simulate_near(query, placer, size, deadline)
+        found = _simulate_near(query, placer, size, trials)
         if found is None:
             continue
         if best is None or found.tokens_per_second * _SATURATED > best.tokens_per_second:
             best = found
-        if best.tokens_per_second >= _SATURATED**2 * roof or time.monotonic() > deadline:
+        if best.tokens_per_second >= _SATURATED**2 * roof or trials.spent:
             break
     if best is None:
         raise nothing_fits(query, batches(query))
@@ -91,9 +90,21 @@ def batches(query: PlanQuery) -> Iterator[BatchShape]:
                 yield BatchShape(micro_batches=micro_batches, rows=rows, tokens=query.tokens)
         return
     for rows, micro_batches in product(
-        [query.rows] if query.rows else _ROWS, [query.micro_batches] if query.micro_batches else _MICRO_BATCHES
+        [query.rows or enough_rows(query)], [query.micro_batches] if query.micro_batches else _MICRO_BATCHES
     ):
         yield BatchShape(micro_batches=micro_batches, rows=rows, tokens=query.tokens)
+
+
+def enough_rows(query: PlanQuery) -> int:
+    """The smallest micro-batch that computes nearly as fast as a larger one, if it fits on the device."""
+    roofs = {}
+    for rows in _ROWS:
+        batch = BatchShape(micro_batches=1, rows=rows, tokens=query.tokens)
+        computing = query.workload.computing_bytes(batch, separate_device=query.hardware.separate_device)
+        room = query.limits.device if query.limits.device is not None else query.limits.host
+        if computing < room / 2 or rows == 1:
+            roofs[rows] = compute_roof(query, batch)
+    return next(rows for rows, roof in roofs.items() if roof >= _SATURATED * max(roofs.values()))
 
 
 def _bounds(query: PlanQuery, placer: Placer) -> list[_Bound]:
@@ -121,32 +132,64 @@ def _bounds(query: PlanQuery, placer: Placer) -> list[_Bound]:
 def compute_roof(query: PlanQuery, batch: BatchShape) -> float:
     """Tokens per second if a step were computation and nothing else."""
     units = unit_seconds(query.hardware, query.workload, batch)
-    seconds = sum(unit.forward for unit in units[:-1]) + sum(unit.backward for unit in units)
+    overhead = 2 * len(units) * query.hardware.operation_seconds
+    seconds = sum(unit.forward for unit in units[:-1]) + sum(unit.backward for unit in units) + overhead
     return batch.rows * batch.tokens / seconds
 
 
-def _simulate_near(query: PlanQuery, placer: Placer, bounds: list[_Bound], deadline: float) -> Candidate | None:
+class Trials:
+    """Simulated cases, as many as there are operations to spend on them."""
+
+    def __init__(self, query: PlanQuery) -> None:
+        self._query = query
+        self._left = SIMULATED_OPERATIONS
+        self._tried: dict[Case, Candidate] = {}
+
+    @property
+    def spent(self) -> bool:
+        """Whether nothing more should be simulated."""
+        return self._left <= 0
+
+    def simulate(self, case: Case) -> Candidate | None:
+        """The case, simulated now or before; None if it does not fit."""
+        if case not in self._tried:
+            if not fits(case.needs(self._query), self._query.limits):
+                return None
+            self._tried[case] = simulate_case(case, self._query)
+            self._left -= len(self._tried[case].step.starts)
+        return self._tried[case]
+
+    def best(self, cases: Iterable[Case], best: Candidate | None = None) -> Candidate | None:
+        """The fastest of ``best`` and those of ``cases`` that there is time to simulate, at least one of them."""
+        for case in cases:
+            if best is not None and self.spent:
+                break
+            found = self.simulate(case)
+            if found is not None and (best is None or found.tokens_per_second > best.tokens_per_second):
+                best = found
+        return best
+
+
+def _simulate_near(query: PlanQuery, placer: Placer, bounds: list[_Bound], trials: Trials) -> Candidate | None:
     """The best simulated plan among the placements near the program's best, then among its neighbours."""
     in_order = sorted(bounds, key=lambda bound: (bound.placement.seconds, bound.batch.rows))
     shortest = in_order[0].placement.seconds
     near = [bound for bound in in_order if bound.placement.seconds <= _NEAR * shortest]
-    tried: dict[Case, Candidate] = {}
+    unit_size = query.layers_per_unit or 1
+    best: Candidate | None = None
     for bound in _first_of_each_batch(near):
-        for case in placer.cases(bound.batch, bound.delayed_share, query.layers_per_unit or 1)[:3]:
-            _try(query, case, tried, deadline)
-    if not tried:  # what fits in parts need not fit whole
-        for bound in in_order:
-            for case in placer.cases(bound.batch, bound.delayed_share, query.layers_per_unit or 1):
-                _try(query, case, tried, deadline)
-            if tried:
-                break
-    improved = bool(tried)
-    while improved and time.monotonic() < deadline:
-        best = _best(tried)
-        for case in placer.neighbours(best.case, _ALPHA_STEPS, _UNIT_SIZES):
-            _try(query, case, tried, deadline)
-        improved = _best(tried) is not best
-    return _best(tried) if tried else None
+        cases = placer.cases(bound.batch, bound.delayed_share, unit_size)
+        # the program does not know who waits behind whom, and that depends on the tier
+        by_tier = [next((case for case in cases if case.choices.boundaries == tier), None) for tier in Tier]
+        best = trials.best([case for case in by_tier if case is not None], best)
+    for bound in in_order if best is None else ():  # what fits in parts need not fit whole
+        best = best or trials.best(placer.cases(bound.batch, bound.delayed_share, unit_size))
+    while best is not None and not trials.spent:
+        better = trials.best(placer.neighbours(best.case, _ALPHA_STEPS, _UNIT_SIZES), best)
+        if better is best:
+            break
+        best = better
+    return best
 
 
 def _first_of_each_batch(bounds: list[_Bound]) -> list[_Bound]:
@@ -154,12 +197,3 @@ def _first_of_each_batch(bounds: list[_Bound]) -> list[_Bound]:
     shapes = list(dict.fromkeys(bound.batch for bound in bounds))[:3]
     found = [bound for bound in bounds if bound.batch == shapes[0]][:3]
     return found + [next(bound for bound in bounds if bound.batch == shape) for shape in shapes[1:]]
-
-
-def _best(tried: dict[Case, Candidate]) -> Candidate:
-    return max(tried.values(), key=lambda candidate: candidate.tokens_per_second)
-
-
-def _try(query: PlanQuery, case: Case, tried: dict[Case, Candidate], deadline: float) -> None:
-    if case not in tried and (not tried or time.monotonic() < deadline) and fits(case.needs(query), query.limits):
-        tried[case] = simulate_case(case, query)

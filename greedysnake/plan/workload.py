@@ -8,7 +8,7 @@ adds a second forward.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from transformers import PretrainedConfig
@@ -73,6 +73,7 @@ class Workload:
         name: what a person calls it.
         dtype: of weights and activations.
         skeleton: the model without weights, a decoder layer a unit.
+        distinct: the same with one layer of each kind, for estimates that look at all layers.
         parts: sizes of embedding, decoder layers and head.
         vocabulary: rows of the output projection.
         embedding_parameters: what a token's row is looked up in, which costs no multiplications.
@@ -81,6 +82,7 @@ class Workload:
     name: str
     dtype: str
     skeleton: Skeleton
+    distinct: Skeleton
     parts: tuple[PartSizes, ...]
     vocabulary: int
     embedding_parameters: int
@@ -118,23 +120,27 @@ class Workload:
                 are only simulated take several together, which costs a little overlap and no bytes.
             split_master: whether a 16-bit weight is the upper half of its master.
         """
+        built: dict[tuple[bool, tuple[PartSizes, ...]], UnitShape] = {}  # most layers are alike
         units = []
         for number, group in enumerate(self.groups(layers_per_unit)):
+            key = (number > 0, tuple(group))
+            if key in built:
+                units.append(built[key])
+                continue
             state = sum(part.state_bytes for part in group)
             if not split_master and self.dtype != "float32":
                 state = state * WHOLE_STATE_BYTES // SPLIT_STATE_BYTES
             count = min(chunks_per_unit, sum(part.chunks for part in group))
             weights = _split(sum(part.weight_bytes for part in group), count)
             gradients = _split(sum(part.gradient_bytes for part in group), count)
-            units.append(
-                UnitShape(
-                    chunks=tuple(
-                        ChunkShape(weight_bytes=w, state_bytes=s, gradient_bytes=g)
-                        for w, s, g in zip(weights, _split(state, count), gradients, strict=True)
-                    ),
-                    backward_needs_weights=number > 0 or self.skeleton.structure.embedding_backward_needs_weights,
-                )
+            built[key] = UnitShape(
+                chunks=tuple(
+                    ChunkShape(weight_bytes=w, state_bytes=s, gradient_bytes=g)
+                    for w, s, g in zip(weights, _split(state, count), gradients, strict=True)
+                ),
+                backward_needs_weights=number > 0 or self.skeleton.structure.embedding_backward_needs_weights,
             )
+            units.append(built[key])
         return StepShape(
             units=tuple(units),
             micro_batches=batch.micro_batches,
@@ -163,9 +169,9 @@ class Workload:
 
     def computing_bytes(self, batch: BatchShape, *, layers_per_unit: int = 1, separate_device: bool = False) -> int:
         """Memory that torch needs at once while it computes, besides the schedule's buffers."""
-        layers = layers_per_unit * unit_activation_bytes(self.skeleton, batch)
-        most = max(layers, head_activation_bytes(self.skeleton, batch))
-        return most if separate_device else most + paused_bytes(self.skeleton, batch)
+        layers = layers_per_unit * unit_activation_bytes(self.distinct, batch)
+        most = max(layers, head_activation_bytes(self.distinct, batch))
+        return most if separate_device else most + paused_bytes(self.distinct, batch)
 
 
 def describe_model(config: PretrainedConfig, *, dtype: str = "bfloat16", name: str | None = None) -> Workload:
@@ -186,9 +192,23 @@ def describe_model(config: PretrainedConfig, *, dtype: str = "bfloat16", name: s
         name=name or str(config.model_type),
         dtype=dtype,
         skeleton=skeleton,
+        distinct=_one_of_each(skeleton),
         parts=tuple(parts),
         vocabulary=int(text.vocab_size),
         embedding_parameters=parts[0].parameters,
+    )
+
+
+def _one_of_each(skeleton: Skeleton) -> Skeleton:
+    """The skeleton with one layer for each set of parameter shapes."""
+    kinds: dict[tuple[object, ...], int] = {}
+    for unit in range(1, len(skeleton.layouts) - 1):
+        kinds.setdefault(tuple((slot.shape, slot.dtype) for slot in skeleton.layouts[unit].parameters), unit)
+    units = (0, *kinds.values(), len(skeleton.layouts) - 1)
+    return replace(
+        skeleton,
+        layouts=tuple(skeleton.layouts[unit] for unit in units),
+        unit_layers=tuple(skeleton.unit_layers[unit] for unit in units),
     )
 
 
