@@ -21,10 +21,11 @@ def nothing_fits(query: PlanQuery, batches: Iterable[BatchShape]) -> GreedySnake
     """
     batch = min(batches, key=lambda batch: (batch.rows, batch.micro_batches), default=None)
     if batch is None:
-        asked = f" in {query.micro_batches} micro-batches" if query.micro_batches else ""
-        asked += f" of {query.rows} sequences" if query.rows else ""
+        count = f"{query.micro_batches} " if query.micro_batches else ""
+        each = f" of {query.rows}" if query.rows else ""
         return ConfigError(
-            f"{query.sequences} sequences a step cannot be divided{asked}; leave one of them to the plan"
+            f"{query.sequences} sequences a step do not divide into {count}micro-batches{each}; leave one of these to "
+            f"the plan"
         )
     case = _least(query, batch)
     needs = case.needs(query)
@@ -36,7 +37,7 @@ def nothing_fits(query: PlanQuery, batches: Iterable[BatchShape]) -> GreedySnake
         )
     lines = []
     for tier, missing in short.items():
-        purposes = {Tier.HOST: needs.host, Tier.DEVICE: needs.device, Tier.SSD: needs.disk}[tier]
+        purposes = needs.purposes(tier)
         largest = sorted(purposes, key=lambda name: purposes[name], reverse=True)[:3]
         parts = ", ".join(f"{name} {format_bytes(purposes[name])}" for name in largest)
         total = needs.total(tier)

@@ -23,9 +23,13 @@ class Needs:
     device: dict[str, int]
     disk: dict[str, int]
 
+    def purposes(self, tier: Tier) -> dict[str, int]:
+        """Bytes in a tier by purpose."""
+        return {Tier.HOST: self.host, Tier.DEVICE: self.device, Tier.SSD: self.disk}[tier]
+
     def total(self, tier: Tier) -> int:
         """All bytes in a tier."""
-        return sum({Tier.HOST: self.host, Tier.DEVICE: self.device, Tier.SSD: self.disk}[tier].values())
+        return sum(self.purposes(tier).values())
 
 
 def step_needs(

@@ -94,7 +94,8 @@ class StepTotals:
 
     Attributes:
         weights, state, gradients: bytes.
-        forward_weights, backward_weights: bytes of weights that the phases need.
+        forward_weights, backward_weights: bytes of weights that the phases need in host memory.
+        copied_weights: bytes of weights that computation in the backward phase needs.
         boundaries: bytes that are kept from forward to backward.
     """
 
@@ -103,6 +104,7 @@ class StepTotals:
     gradients: float
     forward_weights: float
     backward_weights: float
+    copied_weights: float
     boundaries: float
 
 
@@ -115,14 +117,16 @@ def step_totals(shape: StepShape, *, updates_in_backward: bool) -> StepTotals:
     """
     head = len(shape.units) - 1
     chunks = [chunk for unit in shape.units for chunk in unit.chunks]
-    again = [u for u in shape.units[:head] if u.backward_needs_weights or updates_in_backward]
-    tied = shape.units[0].weight_bytes if shape.tied else 0
+    again = [unit for unit in shape.units[:head] if unit.backward_needs_weights or updates_in_backward]
+    computed = [unit for unit in shape.units[:head] if unit.backward_needs_weights]
+    at_head = shape.units[head].weight_bytes + (shape.units[0].weight_bytes if shape.tied else 0)
     return StepTotals(
         weights=sum(chunk.weight_bytes for chunk in chunks),
         state=sum(chunk.state_bytes for chunk in chunks),
         gradients=sum(chunk.gradient_bytes for chunk in chunks),
         forward_weights=sum(unit.weight_bytes for unit in shape.units[:head]),
-        backward_weights=sum(unit.weight_bytes for unit in (*again, shape.units[head])) + tied,
+        backward_weights=sum(unit.weight_bytes for unit in again) + at_head,
+        copied_weights=sum(unit.weight_bytes for unit in computed) + at_head,
         boundaries=max(0, head - 1) * shape.micro_batches * shape.boundary_bytes,
     )
 
@@ -170,7 +174,7 @@ def phase_work(
     backward = PhaseWork(
         ssd_read=read_weights * sizes.backward_weights + reads + on_ssd,
         ssd_write=writes + gradients_on_ssd * held,
-        h2d=(Expression(sizes.backward_weights) + leaving) if separate_device else none,
+        h2d=(Expression(sizes.copied_weights) + leaving) if separate_device else none,
         d2h=Expression(sizes.gradients) if separate_device else none,
         compute=Expression(
             micro_batches * sum(unit.backward for unit in seconds)
@@ -183,7 +187,8 @@ def phase_work(
     )
     reads, writes, updates = update(at_end)
     end = PhaseWork(
-        ssd_read=reads + (read_weights * sizes.weights + gradients_on_ssd) * at_end,
+        # a unit's weights come whole, whatever part of them is updated
+        ssd_read=reads + read_weights * (sizes.weights if at_end else 0.0) + gradients_on_ssd * at_end,
         ssd_write=writes,
         h2d=none,
         d2h=none,
