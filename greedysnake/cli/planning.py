@@ -187,10 +187,7 @@ def print_forecast(found: Forecast, console: Console, tokens: float | None) -> N
         f"limited by {SHOWN_RESOURCES[found.bottleneck]} (busy {percent(found.busy[found.bottleneck])}); "
         f"no order of this work could take less than {seconds(found.candidate.least_seconds)}",
         f"busy: computation {percent(found.busy['compute'])}, disks {percent(found.busy['disk'])}, "
-        f"host {percent(found.busy['cpu'])}"
-        + (
-            f", copies {percent(found.busy['h2d'])} and {percent(found.busy['d2h'])}" if machine.separate_device else ""
-        ),
+        f"host {percent(found.busy['cpu'])}{copies}",
         f"from SSD {moved(step.ssd_read_bytes)} and to it {moved(step.ssd_written_bytes)} a step, "
         f"{rate(step.ssd_read_bytes / step.seconds)} and {rate(step.ssd_written_bytes / step.seconds)}",
         "",

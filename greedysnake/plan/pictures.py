@@ -1,4 +1,4 @@
-"""The roofline of training from SSD: tokens per second against the batch, with the roofs that computation and I/O set."""
+"""The roofline of training from SSD: tokens per second against the batch, under what computation and I/O allow."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -127,23 +127,22 @@ def draw_roofline(query: PlanQuery, points: Sequence[RooflinePoint], path: Path)
     axes.fill_between(x, ideal, [1e-9] * len(x), color="#eef2f7", zorder=0)
     axes.plot(x, [point.compute_roof for point in points], color="#7d4fa8", ls="--", lw=1.4, label="computation's roof")
     axes.plot(
-        x, [point.io_roof for point in points], color="#3a9fb3", ls="--", lw=1.4, label="I/O's roof, nothing resident"
+        x,
+        [point.io_roof for point in points],
+        color="#3a9fb3",
+        ls="--",
+        lw=1.4,
+        label="I/O's roof, nothing kept in host memory",
     )
     ours = [(point.sequences, point.ours) for point in points if point.ours is not None]
     if ours:
         axes.plot(*zip(*ours, strict=True), color="#2f6db5", marker="o", lw=2.2, label="GreedySnake, simulated")
-    axes.plot(
-        x,
-        [point.baseline for point in points],
-        color="#d96f2b",
-        marker="s",
-        lw=1.8,
-        label="ZeRO-Infinity's order, simulated",
-    )
+    baseline = [point.baseline for point in points]
+    axes.plot(x, baseline, color="#d96f2b", marker="s", lw=1.8, label="ZeRO-Infinity's order, simulated")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    values = [*(point.baseline for point in points), *(value for _, value in ours)]
-    axes.set_ylim(0.6 * min(values), 1.6 * max(max(values), points[-1].compute_roof))
+    values = [*baseline, *(value for _, value in ours)]
+    axes.set_ylim(0.6 * min(values), 1.6 * max(*values, points[-1].compute_roof))
     axes.set_xticks(x, [str(value) for value in x])
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
