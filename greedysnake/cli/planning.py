@@ -203,11 +203,8 @@ def print_forecast(found: Forecast, console: Console, tokens: float | None) -> N
         "[bold]What it needs[/]",
     ]
     limits = {Tier.HOST: query.limits.host, Tier.DEVICE: query.limits.device, Tier.SSD: query.limits.disk}
-    for tier, purposes in (
-        (Tier.HOST, found.needs.host),
-        (Tier.DEVICE, found.needs.device),
-        (Tier.SSD, found.needs.disk),
-    ):
+    for tier in (Tier.HOST, Tier.DEVICE, Tier.SSD):
+        purposes = found.needs.purposes(tier)
         if not purposes:
             continue
         largest = sorted(purposes, key=lambda name: purposes[name], reverse=True)[:4]
@@ -220,9 +217,8 @@ def print_forecast(found: Forecast, console: Console, tokens: float | None) -> N
         lines += ["", "[bold]What would help[/]"]
         lines += [f"  {help_.change}: {help_.speedup:.2f} times as fast" for help_ in found.helps]
     lines += ["", *_budget_lines(found, tokens)]
-    lines.append(
-        f"Computation: {basis}. Figures: {escape('; '.join(sorted(set(machine.sources))) or 'no source given')}."
-    )
+    lines.append(f"Computation: {basis}. The machine's figures:")
+    lines += [f"  {escape(figure)}: {escape(source)}" for figure, source in machine.sources.items()]
     console.print("\n".join(lines))
 
 

@@ -126,14 +126,8 @@ def draw_roofline(query: PlanQuery, points: Sequence[RooflinePoint], path: Path)
     ideal = [min(point.compute_roof, point.io_roof) for point in points]
     axes.fill_between(x, ideal, [1e-9] * len(x), color="#eef2f7", zorder=0)
     axes.plot(x, [point.compute_roof for point in points], color="#7d4fa8", ls="--", lw=1.4, label="computation's roof")
-    axes.plot(
-        x,
-        [point.io_roof for point in points],
-        color="#3a9fb3",
-        ls="--",
-        lw=1.4,
-        label="I/O's roof, nothing kept in host memory",
-    )
+    io = [point.io_roof for point in points]
+    axes.plot(x, io, color="#3a9fb3", ls="--", lw=1.4, label="I/O's roof, nothing kept in host memory")
     ours = [(point.sequences, point.ours) for point in points if point.ours is not None]
     if ours:
         axes.plot(*zip(*ours, strict=True), color="#2f6db5", marker="o", lw=2.2, label="GreedySnake, simulated")
