@@ -27,10 +27,6 @@ class Needs:
         """Bytes in a tier by purpose."""
         return {Tier.HOST: self.host, Tier.DEVICE: self.device, Tier.SSD: self.disk}[tier]
 
-    def purposes(self, tier: Tier) -> dict[str, int]:
-        """Bytes in a tier by purpose."""
-        return {Tier.HOST: self.host, Tier.DEVICE: self.device, Tier.SSD: self.disk}[tier]
-
     def total(self, tier: Tier) -> int:
         """All bytes in a tier."""
         return sum(self.purposes(tier).values())
