@@ -12,19 +12,18 @@ from transformers import AutoConfig
 from greedysnake.config import load_config
 from greedysnake.engine.opening import config_of
 from greedysnake.errors import ConfigError
-from greedysnake.plan.forecast import CHINCHILLA_TOKENS, SHOWN_RESOURCES, Forecast, describe, forecast, where
+from greedysnake.plan.forecast import CHINCHILLA_TOKENS, SHOWN_RESOURCES, Forecast, forecast, where
 from greedysnake.plan.hardware import Hardware, load_hardware
 from greedysnake.plan.pictures import draw_roofline, roofline_points
 from greedysnake.plan.presets import MODEL_PRESETS
-from greedysnake.plan.query import NARROW, WIDE, Case, PlanQuery, fits, simulate_case, with_slots
+from greedysnake.plan.query import PlanQuery
 from greedysnake.plan.workload import describe_model
 from greedysnake.report.wording import moved, percent, rate, seconds
-from greedysnake.schedule import Choices, Tier
+from greedysnake.schedule import Tier
 from greedysnake.units import format_bytes
 
 DEFAULT_MACHINE = "a100-40gb"
 _COUNT_SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
-_RUN_SETTINGS = ("delayed_share", "layers_per_unit", "resident_weights", "resident_state")
 
 
 def parse_count(text: str) -> float:
@@ -128,46 +127,15 @@ def run_plan(
     """
     hardware = load_hardware(machine or DEFAULT_MACHINE)
     query = make_query(model, hardware, fixed, overrides)
-    found = forecast(query) if query.schedule == "vertical" else simulate_given(query)
+    if query.schedule != "vertical":
+        raise ConfigError(
+            f"engine.schedule: found {query.schedule}; the planner places vertical steps only. greedysnake simulate "
+            f"shows what a horizontal one would take"
+        )
+    found = forecast(query)
     if picture is not None:
         draw_roofline(query, roofline_points(query, found.candidate.case.batch.rows), picture)
     return found
-
-
-def simulate_given(query: PlanQuery) -> Forecast:
-    """A step with the choices that are given and plain ones for the rest, planned for nothing.
-
-    Raises:
-        ConfigError: the step does not fit on the machine.
-    """
-    from greedysnake.plan.activations import BatchShape
-
-    separate = query.hardware.separate_device
-    alpha = query.delayed_share if query.delayed_share is not None else float(query.clipping)
-    choices = Choices(
-        delayed_share=alpha,
-        wait_for_norm=query.clipping and alpha < 1,
-        separate_device=separate,
-        boundaries=query.boundaries or Tier.HOST,
-        gradients=query.gradients or Tier.HOST,
-        resident_weights=query.resident_weights or 0.0,
-        resident_state=query.resident_state or 0.0,
-    )
-    rows = query.rows or 1
-    micro_batches = query.micro_batches or max(1, (query.sequences or 4 * rows) // rows)
-    batch = BatchShape(micro_batches=micro_batches, rows=rows, tokens=query.tokens)
-    for slots in (WIDE, NARROW):
-        case = Case(batch=batch, layers_per_unit=query.layers_per_unit or 1, choices=with_slots(choices, slots))
-        if fits(case.needs(query), query.limits):
-            return describe(query, simulate_case(case, query))
-    needs, limits = case.needs(query), query.limits
-    raise ConfigError(
-        f"{query.workload.name} does not fit on {query.hardware.name} with these choices: it needs "
-        f"{format_bytes(needs.total(Tier.HOST))} of host memory (limit {format_bytes(limits.host)}), "
-        f"{format_bytes(needs.total(Tier.DEVICE))} of device memory (limit {format_bytes(limits.device or 0)}) and "
-        f"{format_bytes(needs.total(Tier.SSD))} of disk (limit {format_bytes(limits.disk)}). "
-        f"greedysnake plan finds choices that fit, if there are any"
-    )
 
 
 def print_forecast(found: Forecast, console: Console, tokens: float | None) -> None:

@@ -55,7 +55,7 @@ def roofline_points(query: PlanQuery, rows: int, micro_batches: Sequence[int] = 
         points.append(
             RooflinePoint(
                 sequences=count * rows,
-                ours=_best(query, batch),
+                ours=best_of_few(query, batch),
                 baseline=tokens / baseline_seconds(query, batch),
                 compute_roof=compute_roof(query, batch),
                 io_roof=tokens / io_seconds(query, batch),
@@ -64,8 +64,8 @@ def roofline_points(query: PlanQuery, rows: int, micro_batches: Sequence[int] = 
     return points
 
 
-def _best(query: PlanQuery, batch: BatchShape) -> float | None:
-    """Tokens per second of the best of a few placements."""
+def best_of_few(query: PlanQuery, batch: BatchShape) -> float | None:
+    """Tokens per second of the best of a few placements of a batch; None if none fits."""
     placer, best = Placer(query), None
     alphas = _ALPHAS if query.delayed_share is None else (query.delayed_share,)
     for alpha in alphas:
@@ -152,7 +152,7 @@ def draw_roofline(query: PlanQuery, points: Sequence[RooflinePoint], path: Path)
         raise GreedySnakeError(f"{path}: cannot be written: {error}") from error
 
 
-def smaller(query: PlanQuery, **changes: float) -> PlanQuery:
+def on_other_machine(query: PlanQuery, **changes: float) -> PlanQuery:
     """The query on a machine with other figures: ``host_memory`` in bytes, ``disks`` as a factor on all rates."""
     machine = query.hardware
     if "disks" in changes:

@@ -1,5 +1,6 @@
 """From a machine and a model to what each operation of a step costs, and the least that a step can take."""
 
+from greedysnake.errors import ConfigError
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.costs import StepCosts, UnitSeconds
 from greedysnake.plan.hardware import Hardware, LayerTimes
@@ -13,7 +14,7 @@ def step_costs(hardware: Hardware, workload: Workload, batch: BatchShape, *, lay
     Measured times of the same units, where the profile has them, go before its rates.
 
     Raises:
-        ValueError: the profile has no rates for the model's dtype.
+        ConfigError: the profile has no rates for the model's dtype.
     """
     return StepCosts(
         disk=hardware.disk_rates,
@@ -38,8 +39,9 @@ def unit_seconds(
         return _from_measured(measured, workload, batch, layers_per_unit)
     rates = hardware.compute.get(workload.dtype)  # type: ignore[call-overload]
     if rates is None:
-        raise ValueError(
-            f"{hardware.name} has no compute rates for {workload.dtype}, only {', '.join(hardware.compute)}"
+        raise ConfigError(
+            f"{hardware.name} has compute rates for {', '.join(hardware.compute)}, not for {workload.dtype}: add them, "
+            f"or measure them with greedysnake probe and a run of that dtype"
         )
     item, tokens = DTYPES[workload.dtype].itemsize, batch.rows * batch.tokens
     flops = workload.flops(batch, layers_per_unit=layers_per_unit)
