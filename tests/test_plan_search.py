@@ -18,7 +18,8 @@ from greedysnake.plan.memory import step_needs
 from greedysnake.plan.placer import Placer
 from greedysnake.plan.presets import MODEL_PRESETS
 from greedysnake.plan.program import phase_work
-from greedysnake.plan.query import NARROW, WIDE, Candidate, Case, PlanQuery, fits, simulate_case, with_slots
+from greedysnake.plan.query import Candidate, Case, PlanQuery, fits, simulate_case
+from greedysnake.plan.random_cases import random_case
 from greedysnake.plan.search import search
 from greedysnake.plan.step_costs import least_seconds, least_shared
 from greedysnake.plan.workload import describe_model
@@ -98,7 +99,9 @@ def test_the_program_counts_the_bytes_and_seconds_of_the_real_schedule(workload,
         separate_device=separate,
         boundaries=boundaries,
         gradients=gradients,
-        **({"weight_slots": 3, "gradient_slots": 2, "state_slots": 4}),
+        weight_slots=3,
+        gradient_slots=2,
+        state_slots=4,
     )
     asked = replace(query(hardware), workload=workload)
     case = Case(batch=batch, layers_per_unit=1, choices=choices)
@@ -160,33 +163,11 @@ def test_a_plan_fits_and_is_no_faster_than_the_roofline(name):
 @given(st.sampled_from(sorted(MACHINES)), st.integers(0, 10**6))
 def test_no_step_is_faster_than_its_roofline(name, seed):
     asked = query(MACHINES[name], sequences=6)
-    case = random_case(asked, random.Random(seed))
+    case = random_case(asked, 6, random.Random(seed))
     found = simulate_case(case, asked)
     assert found.step.seconds >= found.least_seconds * (1 - 1e-9)
     shape, costs = case.shape(asked), case.costs(asked)
     assert found.least_seconds == least_seconds(found.step.schedule, shape, costs)
-
-
-def random_case(asked: PlanQuery, rng: random.Random) -> Case:
-    """Any way of doing the asked batch, whether or not it fits."""
-    assert asked.sequences is not None
-    rows = rng.choice([rows for rows in range(1, asked.sequences + 1) if asked.sequences % rows == 0])
-    separate = asked.hardware.separate_device
-    alpha = rng.choice([0.0, 0.1, 0.25, 0.4, 0.5, 0.75, 1.0])
-    choices = Choices(
-        delayed_share=alpha,
-        wait_for_norm=asked.clipping and alpha < 1,
-        separate_device=separate,
-        boundaries=rng.choice([Tier.DEVICE, Tier.HOST, Tier.SSD] if separate else [Tier.HOST, Tier.SSD]),
-        gradients=rng.choice([Tier.HOST, Tier.SSD]),
-        resident_weights=rng.choice([0.0, 0.25, 0.5, 0.75, 1.0]),
-        resident_state=rng.choice([0.0, 0.25, 0.5, 0.75, 1.0]),
-    )
-    return Case(
-        batch=BatchShape(micro_batches=asked.sequences // rows, rows=rows, tokens=asked.tokens),
-        layers_per_unit=rng.choice([1, 2, 3]),
-        choices=with_slots(choices, rng.choice([WIDE, NARROW])),
-    )
 
 
 @pytest.mark.parametrize("clipping", [False, True])
@@ -196,7 +177,7 @@ def test_random_plans_hardly_beat_the_chosen_one(name, clipping):
     chosen = plan_for(name, 6, clipping)
     rng, tried = random.Random(3), 0
     while tried < 12:
-        case = random_case(asked, rng)
+        case = random_case(asked, 6, rng)
         if fits(case.needs(asked), asked.limits):
             tried += 1
             other = simulate_case(case, asked)

@@ -59,18 +59,15 @@ def make_query(model: str, hardware: Hardware, fixed: dict[str, Any], overrides:
     given = {name: value for name, value in fixed.items() if value is not None}
     if model in MODEL_PRESETS:
         if overrides:
-            raise ConfigError(
-                f"{overrides[0]}: settings can be changed in a file of settings, not in the preset {model}"
-            )
+            raise ConfigError(f"{overrides[0]}: only a file of settings can be changed so, not the preset {model}")
         preset = MODEL_PRESETS[model]
         workload = describe_model(preset.config(), dtype="bfloat16", name=model)
         query = PlanQuery(workload=workload, hardware=hardware, tokens=preset.tokens, clipping=False)
         return replace(query, **given)
     path = Path(model)
     if not path.exists():
-        raise ConfigError(
-            f"{model}: neither a file of settings nor a known model; known are {', '.join(MODEL_PRESETS)}"
-        )
+        known = ", ".join(MODEL_PRESETS)
+        raise ConfigError(f"{model}: neither a file of settings nor a known model; known are {known}")
     settings = load_config(path, overrides)
     values = dict(settings.model.config or {})
     config = (

@@ -25,7 +25,7 @@ def run_simulation(
         layers = query.layers_per_unit or 1
         units = -(-query.workload.layers // layers)
         names = ["embedding", *(f"layer {layers * unit}" for unit in range(units)), "head"]
-        title = f"{query.workload.name} on {query.hardware.name}, {found.step.schedule.name}: a simulated step"
+        title = f"Simulated: {query.workload.name}, {found.step.schedule.name}"
         try:
             draw_timeline(timeline, found.step.events(), names, title)
         except (OSError, ValueError) as error:
