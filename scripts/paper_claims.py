@@ -1,10 +1,10 @@
 """The GreedySnake paper's claims, simulated: saturated throughput over ZeRO-Infinity's, for a range of machines.
 
-    python scripts/paper_claims.py [--models gpt-65b gpt-175b] [--rows 1 4] [--host-memory 256 512] [--disks 0.5 1 2]
+    python scripts/paper_claims.py [--models gpt-65b gpt-175b] [--rows 1 2 4] [--host-memory 256 512] [--disks 0.5 1 2]
 
 Published (arXiv 2512.17570, one A100): 1.96 for GPT-65B, 2.53 for GPT-175B. The machine is the a100-40gb profile with
 other memory and disks, both systems with the same micro-batches, gradients not clipped. Ours is the best of a few
-placements at a batch of 64 sequences or more; ZeRO-Infinity's order is taken at its asymptote, what one more
+placements at 16, 32 and 64 sequences a step; ZeRO-Infinity's order is taken at its asymptote, what one more
 micro-batch costs once the optimizer's share of the step is gone, with as many 16-bit weights in host memory as fit
 beside its 16-bit gradients.
 """
@@ -27,7 +27,7 @@ def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["gpt-65b", "gpt-175b"])
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4], help="sequences of a micro-batch")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4], help="sequences of a micro-batch")
     parser.add_argument("--host-memory", type=float, nargs="+", default=[256, 512], help="GiB a run may use")
     parser.add_argument("--disks", type=float, nargs="+", default=[0.5, 1.0, 2.0], help="factor on the disks' rates")
     arguments = parser.parse_args()
@@ -46,8 +46,8 @@ def main() -> None:
 
 def line(query: PlanQuery, name: str, rows: int, host: float) -> str:
     """One line of the table."""
-    batch = BatchShape(micro_batches=64, rows=rows, tokens=query.tokens)
-    ours = best_of_few(query, batch)
+    batches = [BatchShape(micro_batches=count // rows, rows=rows, tokens=query.tokens) for count in (16, 32, 64)]
+    ours = max(best_of_few(query, batch) or 0.0 for batch in batches)
     few, more = (BatchShape(micro_batches=count, rows=rows, tokens=query.tokens) for count in (4, 8))
     gradients = 2 * query.workload.parameters
     resident = baseline_residents(query, more)
@@ -59,7 +59,7 @@ def line(query: PlanQuery, name: str, rows: int, host: float) -> str:
     disk = query.hardware.disk_rates
     return (
         f"| {name} | {rows} | {host:g} | {disk.read / 1e9:.3g}, {disk.write / 1e9:.3g} | "
-        + (f"{ours:.0f} of {compute_roof(query, batch):.0f}" if ours else "does not fit")
+        + (f"{ours:.0f} of {compute_roof(query, batches[0]):.0f}" if ours else "does not fit")
         + f" | {theirs:.0f}, {resident:.0%} of weights in memory{note} | "
         + (f"{ours / theirs:.2f}" if ours else "-")
         + f" | {PUBLISHED.get(name, '-')} |"

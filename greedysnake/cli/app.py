@@ -205,7 +205,7 @@ def probe(
     """Measure this machine for plan: disks, copies, computation, optimizer. Takes a minute or two."""
     from greedysnake.cli.probing import run_probe
 
-    hardware = run_probe(storage, out, config, Console(stderr=True, highlight=False))
+    hardware = run_probe(storage, out, config, Console(stderr=True, soft_wrap=True, highlight=False))
     if as_json:
         typer.echo(hardware.model_dump_json(exclude_none=True))
 
