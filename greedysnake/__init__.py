@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from greedysnake.engine.results import StepResult
+    from greedysnake.engine.settings import TrainerSettings
     from greedysnake.engine.trainer import Trainer
     from greedysnake.optim import AdamW, LearningRate
 
 __version__ = "0.1.0"
-__all__ = ["AdamW", "LearningRate", "StepResult", "Trainer"]
+__all__ = ["AdamW", "LearningRate", "StepResult", "Trainer", "TrainerSettings"]
 
 _HOMES = {
     "Trainer": "greedysnake.engine.trainer",
     "StepResult": "greedysnake.engine.results",
+    "TrainerSettings": "greedysnake.engine.settings",
     "AdamW": "greedysnake.optim",
     "LearningRate": "greedysnake.optim",
 }

@@ -2,8 +2,8 @@
 
     python scripts/overlap.py FOLDER [--layers 22 --hidden 2048 ... --micro-batches 1 2 4 8]
 
-The default model is a 1.1 B-parameter Llama. A step cannot be faster than the slower of the two; the last
-column is how close it comes.
+The default model is a 1.1 B-parameter Llama. A step cannot be faster than the slower of the two. Bytes are what the
+kernel counts for this process (/proc/self/io) in the last step, for each parameter.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import torch
 from transformers import AutoConfig
 
 import greedysnake
+from greedysnake.report.trace import busy_shares
 from greedysnake.schedule import Resource
 
 IO = (Resource.SSD_READ, Resource.SSD_WRITE)
@@ -39,7 +40,7 @@ def main() -> None:
     parser.add_argument("--schedule", default="vertical")
     parser.add_argument("--no-clipping", action="store_true")
     arguments = parser.parse_args()
-    print("M   step s   I/O alone   computation alone   step / slower   tokens/s   read B/param   written B/param")
+    print(" M  step s  I/O alone  compute alone  step / slower  compute busy  tokens/s  read B/param  written B/param")
     for micro_batches in arguments.micro_batches:
         print(measure(arguments, micro_batches), flush=True)
 
@@ -69,7 +70,11 @@ def measure(arguments: argparse.Namespace, micro_batches: int) -> str:
     )
     try:
         trainer.step(batch)
-        results = [trainer.step(batch) for _ in range(arguments.steps)]
+        results = []
+        for _ in range(arguments.steps):
+            before = kernel_bytes()
+            results.append(trainer.step(batch))
+            moved = [after - start for after, start in zip(kernel_bytes(), before, strict=True)]
         step = statistics.median(result.seconds for result in results)
         transfers = statistics.median(trainer.measure(batch, IO) for _ in range(arguments.steps))
         computation = trainer.measure(batch, REST)
@@ -77,12 +82,19 @@ def measure(arguments: argparse.Namespace, micro_batches: int) -> str:
         trainer.close()
         shutil.rmtree(store, ignore_errors=True)
     parameters = sum(slot.elements for layout in trainer.skeleton.layouts for slot in layout.parameters)
-    read, written = (getattr(results[-1], f"ssd_{way}_bytes") / parameters for way in ("read", "write"))
+    read, written = (count / parameters for count in moved)
+    busy = busy_shares(results[-1].events, results[-1].seconds)[Resource.COMPUTE]
     return (
-        f"{micro_batches:<3} {step:6.1f}   {transfers:9.1f}   {computation:17.1f}   "
-        f"{step / max(transfers, computation):13.2f}   {results[-1].tokens / step:8.0f}   {read:12.2f}   "
+        f"{micro_batches:>2}  {step:6.1f}  {transfers:9.1f}  {computation:13.1f}  "
+        f"{step / max(transfers, computation):13.2f}  {busy:12.0%}  {results[-1].tokens / step:8.0f}  {read:12.2f}  "
         f"{written:15.2f}"
     )
+
+
+def kernel_bytes() -> list[int]:
+    """Bytes that this process has had read from and written to disk, as the kernel counts them."""
+    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return [int(fields["read_bytes"]), int(fields["write_bytes"])]
 
 
 if __name__ == "__main__":

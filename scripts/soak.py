@@ -86,7 +86,7 @@ def soak(folder: Path, steps: int) -> list[Usage]:
     generator = torch.Generator().manual_seed(0)
     lines = []
     with Trainer(
-        config, folder, optimizer=AdamW(lr=1e-3), delayed_share=0.5, boundaries="ssd", gradients="ssd"
+        config, folder, optimizer=AdamW(lr=1e-3), delayed_share=0.5, boundaries_on_ssd=1.0, gradients="ssd"
     ) as trainer:
         print(HEADING, flush=True)
         start, since = time.perf_counter(), 0

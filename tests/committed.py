@@ -10,7 +10,7 @@ from greedysnake.engine.unit_store import read_unit_weights
 
 def weights_in(folder: Path) -> dict[str, Tensor]:
     """Weights at a store's last commit, read as an export after a crash would."""
-    store, skeleton, _ = open_committed(folder)
+    store, skeleton, _ = open_committed([folder])
     try:
         return {
             name: tensor.clone()

@@ -143,3 +143,33 @@ def test_the_text_model_of_a_config_with_several_counts():
 def test_target_tokens_are_the_labels_that_a_token_before_predicts(batches):
     expected = sum(label != IGNORED_LABEL for rows in batches for row in rows for label in row[1:])
     assert target_tokens([{"labels": torch.tensor(rows)} for rows in batches]) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"attention_mask": torch.ones(2, 5)}, "attention_mask has shape [2, 5], input_ids [2, 6]"),
+        ({"attention_mask": torch.ones(2, 1, 6, 5)}, "attention_mask has shape [2, 1, 6, 5]; [2, 1, 6, 6] fits"),
+        ({"attention_mask": torch.ones(3, 1, 6, 6)}, "attention_mask has shape [3, 1, 6, 6]; [2, 1, 6, 6] fits"),
+        ({"attention_mask": [1]}, "attention_mask is a list, not a tensor"),
+        (
+            {"attention_mask": {"full_attention": torch.ones(2, 1, 6, 6), "sliding_attention": torch.ones(2, 4)}},
+            "attention_mask of sliding_attention has shape [2, 4], input_ids [2, 6]",
+        ),
+        ({"position_ids": torch.zeros(2, 6)}, "position_ids must be int64 [2, 6], got torch.float32 [2, 6]"),
+        (
+            {"position_ids": torch.zeros(2, 5, dtype=torch.int64)},
+            "position_ids must be int64 [2, 6], got torch.int64 [2, 5]",
+        ),
+    ],
+)
+def test_masks_and_positions_that_do_not_fit(changes, told):
+    (line,) = complaints(batch(**changes))
+    assert line.startswith(f"micro-batch 0: {told}")
+
+
+def test_masks_and_positions_that_fit():
+    masks = [torch.ones(2, 6), torch.ones(2, 1, 6, 6), torch.ones(1, 4, 6, 6), {"full_attention": None}, None]
+    for mask in masks:
+        for positions in (torch.arange(6)[None], torch.arange(6).repeat(2, 1), None):
+            check_micro_batches([batch(attention_mask=mask, position_ids=positions)], CONFIG)

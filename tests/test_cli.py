@@ -78,6 +78,7 @@ def test_train_then_export(tmp_path, command):
     wanted = "loss grad_norm lr tokens seconds tokens_per_second ssd_read_bytes ssd_write_bytes host_peak_bytes"
     for line in lines:
         assert set(wanted.split()) <= line.keys()
+        assert line["loss_scale"] is None  # bfloat16 needs none
         assert set(line["busy"]) == {"compute", "h2d", "d2h", "ssd_read", "ssd_write", "cpu"}
     assert [line["step"] for line in lines if "eval_loss" in line] == [2, 4, 6]
     plan = json.loads((run / "plan.json").read_text())
@@ -236,7 +237,6 @@ def test_a_signal_ends_the_run_after_the_step_in_flight(tmp_path, command, numbe
     assert json.loads(output) == {
         "folder": str(tmp_path / "out"),
         "steps_done": summary["steps"],
-        "updates_pending": False,
     }
 
 
@@ -250,7 +250,7 @@ def test_a_killed_run_can_be_exported_as_of_its_last_step(tmp_path, command):
     process.stdout.close()
     status, output, _ = command("export", tmp_path / "run", tmp_path / "out")
     assert status == 0
-    assert "delayed part of its last update" in output
+    assert "Wrote the model after step" in output
     AutoModelForCausalLM.from_pretrained(tmp_path / "out")
 
 

@@ -96,6 +96,7 @@ def test_readers_find_every_key_in_the_docs():
         ("optimizer.betas=[0.5, .9]", "optimizer", "betas", (0.5, 0.9)),
         ("optimizer.max_grad_norm=null", "optimizer", "max_grad_norm", None),
         ("engine.storage=[/a]", "engine", "storage", [Path("/a")]),
+        ("engine.storage=[/b, /a]", "engine", "storage", [Path("/b"), Path("/a")]),
         ("engine.host_memory=4GiB", "engine", "host_memory", 4 * 2**30),
         ("engine.chunk_elements=8192", "engine", "chunk_elements", 8192),
         ("engine.snake=false", "engine", "snake", False),
@@ -131,8 +132,8 @@ def test_overrides_reach_the_top_level_and_the_inside_of_the_model_config(load):
         ("optimizer.betas=[1, 2]", "optimizer.betas", "needs two numbers, each at least 0 and below 1"),
         ("optimizer.lr_schedule=cosin", "optimizer.lr_schedule", "needs constant or linear or cosine"),
         ("engine.snake=1", "engine.snake", "found 1; needs true or false"),
-        ("engine.storage=/a", "engine.storage", "found '/a'; needs a list of one folder"),
-        ("engine.storage=[/a, /b]", "engine.storage", "striping over several folders is not there yet"),
+        ("engine.storage=/a", "engine.storage", "found '/a'; needs a list of one or more folders"),
+        ("engine.storage=[/a, /b, /a]", "engine.storage", "each once"),
         (
             "engine.host_memory=4GoB",
             "engine.host_memory",

@@ -77,7 +77,7 @@ def run_configs(draw) -> RunConfig:
             "engine": {
                 "delayed_share": draw(st.none() | shares),
                 "host_memory": draw(st.none() | counts),
-                "storage": draw(st.none() | st.lists(paths, min_size=1, max_size=1)),
+                "storage": draw(st.none() | st.lists(paths, min_size=1, max_size=3, unique=True)),
                 "chunk_elements": draw(st.none() | st.integers(1, 2**40).map(lambda blocks: 4096 * blocks)),
                 "gradients": draw(st.sampled_from(["auto", "host", "ssd"])),
             },

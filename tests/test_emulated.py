@@ -49,16 +49,20 @@ def test_a_random_plan_on_an_unkind_device_is_exact(seed, tmp_path, expected):
     name = draw.choice(["llama_tied", "gpt2_dropout"])
     micro_batches = draw.randint(1, 4)
     clipping = draw.choice([None, 0.2])
+    device = draw.choice(["emulated", "emulated", "emulated", "cpu"])
+    on_ssd = draw.choice([0.0, 1.0, draw.random()])
     found = train(
         tmp_path,
         name,
         micro_batches,
         clipping,
-        device=draw.choice(["emulated", "emulated", "emulated", "cpu"]),
+        device=device,
         schedule=draw.choice(["vertical", "vertical", "horizontal"]),
         delayed_share=draw.choice([0.0, 1.0, draw.random()]),
         layers_per_unit=draw.choice([1, 2]),
-        boundaries=draw.choice(["host", "ssd"]),
+        boundaries_on_ssd=on_ssd,
+        boundaries_on_device=(1 - on_ssd) * draw.random() if device == "emulated" else 0.0,
+        snapshot_every=draw.choice([None, None, 1, 2]),
         gradients=draw.choice(["host", "ssd"]),
         resident_weights=draw.choice([0.0, 0.0, 0.5, 1.0]),
         resident_state=draw.choice([0.0, 0.0, 0.4, None]),

@@ -35,7 +35,8 @@ class Case:
     delayed_share: float = 0.0
     layers_per_unit: int = 1
     max_grad_norm: float | None = 0.2
-    boundaries: str | None = None
+    on_ssd: float | None = None
+    on_device: float | None = None
     gradients: str | None = None
     snake: bool = True
     device: str = "cpu"
@@ -44,6 +45,7 @@ class Case:
         return "-".join(str(value) for value in vars(self).values())
 
 
+SHARES = [(0.0, 1.0), (0.0, 0.0), (1.0, 0.0), (0.4, 0.3)]  # of boundaries on SSD and on the device
 CASES = [
     *(
         Case(schedule, share, layers)
@@ -52,11 +54,11 @@ CASES = [
         for layers in (1, 2)
     ),
     Case(delayed_share=0.3, layers_per_unit=3, max_grad_norm=None),
-    Case(delayed_share=0.3, boundaries="ssd", gradients="ssd"),
-    Case("horizontal", 0.3, 2, None, "ssd", "ssd"),
+    Case(delayed_share=0.3, on_ssd=1.0, gradients="ssd"),
+    Case("horizontal", 0.3, 2, None, 0.5, gradients="ssd"),
     Case(snake=False, delayed_share=1.0, gradients="ssd"),
-    *(Case(delayed_share=0.3, boundaries=tier, device="emulated") for tier in ("device", "host", "ssd")),
-    *(Case("horizontal", 0.3, 2, None, tier, "ssd", device="emulated") for tier in ("device", "host", "ssd")),
+    *(Case(delayed_share=0.3, on_ssd=s, on_device=d, device="emulated") for s, d in SHARES),
+    *(Case("horizontal", 0.3, 2, None, s, d, gradients="ssd", device="emulated") for s, d in SHARES),
 ]
 
 
@@ -73,7 +75,8 @@ def train_both(name: str, case: Case, folder: Path, steps: int = 5) -> None:
         schedule=case.schedule,
         layers_per_unit=case.layers_per_unit,
         snake=case.snake,
-        boundaries=case.boundaries,
+        boundaries_on_ssd=case.on_ssd,
+        boundaries_on_device=case.on_device,
         gradients=case.gradients,
         device=case.device,
         chunk_elements=8192,
@@ -113,6 +116,6 @@ def test_every_way_of_running_a_step_is_bitwise_plain_pytorch(name, case, tmp_pa
 
 
 @pytest.mark.parametrize("name", REQUIRED + MORE)
-@pytest.mark.parametrize("case", [Case(delayed_share=0.3), Case("horizontal", 0.3, 2, boundaries="host")], ids=str)
+@pytest.mark.parametrize("case", [Case(delayed_share=0.3), Case("horizontal", 0.3, 2, on_ssd=0.0)], ids=str)
 def test_every_architecture_is_bitwise_plain_pytorch(name, case, tmp_path):
     train_both(name, case, tmp_path)

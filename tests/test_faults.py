@@ -21,7 +21,7 @@ STEPS = 3
 BATCHES = random_batches(STEPS + 1, 2, padding=False)
 SETTINGS = {
     "host": {"delayed_share": 0.5},
-    "ssd": {"delayed_share": 0.5, "boundaries": "ssd", "gradients": "ssd"},
+    "ssd": {"delayed_share": 0.5, "boundaries_on_ssd": 1.0, "gradients": "ssd"},
 }
 
 Committed = tuple[int, dict[str, bytes]]
@@ -34,14 +34,14 @@ def trainer_in(folder: Path, tiers: str) -> Trainer:
 
 
 def committed_in(folder: Path) -> Committed:
-    store, skeleton, contents = open_committed(folder)
+    store, skeleton, contents = open_committed([folder])
     try:
         found = {}
         for key, size in durable_extents(skeleton.layouts).items():
             into = aligned_empty(size)
             store.read(key, into).wait()
             found[key] = bytes(into.numpy())
-        return contents["steps_done"], found
+        return contents["progress"]["steps_done"], found
     finally:
         store.close()
 
@@ -112,21 +112,22 @@ def _no_thread_is_left() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=sorted(SETTINGS))
 def run(request, tmp_path_factory) -> tuple[str, list[Committed]]:
-    """Tiers, and what is committed after each step of an untroubled run and after closing it."""
+    """Tiers, and what a snapshot after each step of an untroubled run holds."""
     folder = tmp_path_factory.mktemp("reference")
     found = []
     with trainer_in(folder / "store", request.param) as trainer:
         for step in range(STEPS + 1):
             if step:
                 trainer.step(BATCHES[step - 1])
+                trainer.snapshot()
             shutil.copytree(folder / "store", folder / f"copy{step}")
             found.append(committed_in(folder / f"copy{step}"))
     assert [steps for steps, _ in found] == list(range(STEPS + 1))
-    return request.param, [*found, committed_in(folder / "store")]
+    return request.param, found
 
 
-def assert_broken_off(trainer: Trainer, error: pytest.ExceptionInfo, expected: Committed) -> None:
-    """A clear error; no further step; closing works; and the last commit is whole."""
+def assert_broken_off(trainer: Trainer, error: pytest.ExceptionInfo, expected: list[Committed]) -> None:
+    """A clear error; no further step; closing works; the last snapshot is whole, and the run goes on from it."""
     assert str(trainer.storage) in str(error.value)
     with pytest.raises(RuntimeError, match="broken off"):
         trainer.step(BATCHES[-1])
@@ -135,7 +136,13 @@ def assert_broken_off(trainer: Trainer, error: pytest.ExceptionInfo, expected: C
     trainer.close()
     trainer.close()
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("greedysnake")] == []
-    assert committed_in(trainer.storage) == expected
+    assert trainer.last_snapshot >= trainer.steps_done - 1
+    assert committed_in(trainer.storage) == expected[trainer.last_snapshot]
+    with Trainer.resume(trainer.storage) as resumed:
+        assert resumed.steps_done == trainer.last_snapshot
+        for batch in BATCHES[resumed.steps_done : STEPS]:
+            resumed.step(batch)
+    assert committed_in(trainer.storage) == expected[STEPS]
 
 
 @pytest.mark.parametrize(
@@ -166,7 +173,7 @@ def test_a_call_that_fails_ends_the_run_at_the_last_commit(tmp_path, monkeypatch
             trainer.step(BATCHES[1])
         assert "while carrying out operation" in caught.value.__notes__[0]
         disk.heal()
-        assert_broken_off(trainer, caught, expected[1])
+        assert_broken_off(trainer, caught, expected)
 
 
 @pytest.mark.parametrize("name", ["preadv", "pwritev"])
@@ -180,7 +187,7 @@ def test_every_call_fails_at_once(tmp_path, monkeypatch, run, name):
     with pytest.raises(StorageError) as caught:
         trainer.step(BATCHES[2])
     disk.heal()
-    assert_broken_off(trainer, caught, expected[2])
+    assert_broken_off(trainer, caught, expected)
 
 
 @pytest.mark.parametrize("name", ["preadv", "pwritev"])
@@ -194,7 +201,7 @@ def test_closing_on_a_disk_that_fails_keeps_the_last_commit(tmp_path, monkeypatc
     with pytest.raises(StorageError) as caught:
         trainer.close()
     disk.heal()
-    assert_broken_off(trainer, caught, expected[2])
+    assert_broken_off(trainer, caught, expected)
 
 
 @pytest.mark.parametrize("name", ["preadv", "pwritev"])
@@ -226,7 +233,7 @@ def test_a_commit_that_fails_ends_the_run_at_the_one_before(tmp_path, monkeypatc
         patch.setattr(os, name, fail)
         with pytest.raises(StorageError, match="Input/output error") as caught:
             trainer.step(BATCHES[1])
-    assert_broken_off(trainer, caught, expected[1])
+    assert_broken_off(trainer, caught, expected)
 
 
 @pytest.mark.parametrize("fault", [short, slow], ids=["short", "slow"])

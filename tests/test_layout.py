@@ -17,7 +17,10 @@ shapes = st.one_of(
     st.tuples(st.integers(1, 8), st.integers(1, 40), st.integers(1, 40)),
 )
 infos = st.builds(
-    ParameterInfo, shape=shapes, dtype=st.sampled_from([torch.bfloat16, torch.float32]), decay=st.booleans()
+    ParameterInfo,
+    shape=shapes,
+    dtype=st.sampled_from([torch.bfloat16, torch.float16, torch.float32]),
+    decay=st.booleans(),
 )
 parameters = st.lists(infos, max_size=8).map(lambda found: {f"layer.{i}": info for i, info in enumerate(found)})
 chunk_sizes = st.integers(1, 6).map(lambda blocks: blocks * CHUNK_ALIGNMENT)
@@ -55,7 +58,8 @@ def test_chunks_cover_the_buffers_end_to_end(parameters, chunk_elements):
         assert 0 < chunk.elements <= chunk_elements
         assert chunk.elements % CHUNK_ALIGNMENT == 0
         assert chunk.weight_bytes == chunk.elements * chunk.dtype.itemsize
-        assert chunk.state_bytes == chunk.elements * {torch.bfloat16: 2 + 4 + 4, torch.float32: 4 + 4}[chunk.dtype]
+        masters = {torch.bfloat16: 2, torch.float16: 4, torch.float32: 0}
+        assert chunk.state_bytes == chunk.elements * (masters[chunk.dtype] + 4 + 4)
         for count in (chunk.weight_bytes, chunk.state_bytes, chunk.weight_offset, 4 * chunk.gradient_offset):
             assert count % BLOCK_BYTES == 0
         weight_end += chunk.weight_bytes

@@ -16,8 +16,10 @@ from greedysnake.optim import (
     UpdateScalars,
     join_master,
     parameter_norms,
+    read_master,
     split_master,
     total_norm,
+    write_master,
 )
 
 # Master weights
@@ -88,7 +90,7 @@ def units(draw):
         st.tuples(st.integers(1, 9000)),
         st.tuples(st.integers(1, 90), st.integers(1, 90)),
     )
-    dtype = st.sampled_from([torch.bfloat16, torch.float32])
+    dtype = st.sampled_from([torch.bfloat16, torch.float16, torch.float32])
     infos = st.builds(ParameterInfo, shape=shape, dtype=dtype, decay=st.booleans())
     return {f"p{i}": info for i, info in enumerate(draw(st.lists(infos, min_size=1, max_size=5)))}
 
@@ -115,10 +117,7 @@ class Unit:
             slot.gradient(flat).copy_(masters[slot.name])
         for chunk, state in zip(layout.chunks, self.states, strict=True):
             typed = chunk.weights(self.weights).view(chunk.dtype)
-            if chunk.dtype == torch.float32:
-                typed.copy_(chunk.gradient(flat))
-            else:
-                split_master(chunk.gradient(flat), typed, state[: 2 * chunk.elements].view(torch.int16))
+            write_master(chunk.gradient(flat), typed, state[: -8 * chunk.elements])
 
     def update(self, gradients: dict[str, torch.Tensor], scalars: UpdateScalars) -> None:
         flat = torch.zeros(self.layout.gradient_elements)
@@ -133,10 +132,7 @@ class Unit:
         for chunk, state in zip(self.layout.chunks, self.states, strict=True):
             typed, low = chunk.weights(self.weights).view(chunk.dtype), state[: -8 * chunk.elements]
             master, first, second = (chunk.gradient(buffer) for buffer in flat)
-            if low.numel():
-                join_master(typed, low.view(torch.int16), master)
-            else:
-                master.copy_(typed)
+            master.copy_(read_master(typed, low, torch.empty(chunk.elements)))
             moments = state[-8 * chunk.elements :].view(torch.float32)
             first.copy_(moments[: chunk.elements])
             second.copy_(moments[chunk.elements :])
@@ -148,7 +144,11 @@ class Unit:
     parameters=units(),
     blocks=st.integers(1, 3),
     optimizer=settings_of_adamw,
-    steps=st.lists(st.tuples(st.sampled_from([1e-3, 0.02, 0.0]), st.booleans()), min_size=1, max_size=4),
+    steps=st.lists(
+        st.tuples(st.sampled_from([1e-3, 0.02, 0.0]), st.booleans(), st.sampled_from([1.0, 2.0**16, 2.0**-3])),
+        min_size=1,
+        max_size=4,
+    ),
     seed=st.integers(0, 2**32),
 )
 def test_chunk_updates_equal_torch_bit_for_bit(parameters, blocks, optimizer, steps, seed):
@@ -164,15 +164,15 @@ def test_chunk_updates_equal_torch_bit_for_bit(parameters, blocks, optimizer, st
     ]
     groups = [group for group in groups if group["params"]]
     reference = torch.optim.AdamW(groups, lr=1.0, betas=optimizer.betas, eps=optimizer.eps, fused=True)
-    for number, (lr, large) in enumerate(steps, start=1):
+    for number, (lr, large, scale) in enumerate(steps, start=1):
         for tensor in plain.values():
             tensor.grad = torch.randn(tensor.shape, generator=generator) * (3.0 if large else 1e-5)
-        gradients = {name: tensor.grad.clone() for name, tensor in plain.items()}
-        norm = total_norm(parameter_norms(gradients.values()), optimizer.max_grad_norm)
+        gradients = {name: tensor.grad * scale for name, tensor in plain.items()}
+        norm = total_norm(parameter_norms(gradients.values()), optimizer.max_grad_norm, scale)
         expected = torch.nn.utils.clip_grad_norm_(plain.values(), optimizer.max_grad_norm)
         assert norm.norm == expected.item()
         assert norm.finite
-        unit.update(gradients, UpdateScalars(lr=lr, number=number, clip=norm.clip))
+        unit.update(gradients, UpdateScalars(lr=lr, number=number, clip=norm.clip, loss_scale=scale))
         for group in reference.param_groups:
             group["lr"] = lr
         reference.step()
@@ -184,6 +184,8 @@ def test_chunk_updates_equal_torch_bit_for_bit(parameters, blocks, optimizer, st
         weight = slot.weight(unit.weights)
         if slot.dtype == torch.float32:
             assert torch.equal(weight, plain[slot.name])
+        elif slot.dtype == torch.float16:
+            assert torch.equal(weight, plain[slot.name].half())
         else:
             bits = (plain[slot.name].view(torch.int32).long() + 2**15) >> 16
             assert torch.equal(weight.view(torch.int16), bits.to(torch.int16))

@@ -75,7 +75,7 @@ def schedules(draw: st.DrawFn) -> Operations:
     choices = Choices(
         delayed_share=draw(st.sampled_from([0.0, 0.4, 1.0])),
         wait_for_norm=draw(st.booleans()),
-        boundaries=draw(st.sampled_from([Tier.HOST, Tier.SSD])),
+        boundaries_on_ssd=draw(st.sampled_from([0.0, 0.5, 1.0])),
         gradients=draw(st.sampled_from([Tier.HOST, Tier.SSD])),
         weight_slots=draw(slots),
         gradient_slots=draw(slots),
@@ -298,12 +298,12 @@ def test_every_operation_is_carried_out_once_and_after_what_it_waits_for(operati
 
 
 @pytest.mark.parametrize("gradients", [Tier.HOST, Tier.SSD])
-@pytest.mark.parametrize("boundaries", [Tier.HOST, Tier.SSD])
+@pytest.mark.parametrize("on_ssd", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("name", sorted(BUILDERS))
-def test_the_least_slots_are_enough(name, boundaries, gradients):
+def test_the_least_slots_are_enough(name, on_ssd, gradients):
     for share, wait_for_norm in ((0.0, False), (0.4, False), (0.4, True), (1.0, True)):
         operations = least_slots(
-            name, boundaries=boundaries, gradients=gradients, delayed_share=share, wait_for_norm=wait_for_norm
+            name, boundaries_on_ssd=on_ssd, gradients=gradients, delayed_share=share, wait_for_norm=wait_for_norm
         )
         for seed in range(2):
             stage = Stage(operations, seed)

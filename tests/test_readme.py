@@ -10,7 +10,10 @@ import torch
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-SHORT = {"train": ["training.steps=2", "optimizer.warmup_steps=1", "training.eval_every=2"]}
+SHORT = {
+    "train": ["training.steps=2", "optimizer.warmup_steps=1", "training.eval_every=2"],
+    "resume": ["training.steps=3"],
+}
 
 
 def blocks(language: str) -> list[str]:

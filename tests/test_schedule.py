@@ -19,6 +19,7 @@ from greedysnake.schedule import (
     build_evaluation,
     build_flush,
     check_schedule,
+    step_pools,
 )
 
 CHUNK = st.integers(1, 64).map(
@@ -44,11 +45,17 @@ def shapes(draw: st.DrawFn) -> StepShape:
     )
 
 
+SHARE = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0, 1))
 CHOICES = st.builds(
-    lambda place, **settings: Choices(separate_device=place[0], boundaries=place[1], **settings),
-    st.sampled_from(
-        [(False, Tier.HOST), (False, Tier.SSD), (True, Tier.DEVICE), (True, Tier.HOST), (True, Tier.SSD)],
+    lambda separate, on_ssd, on_device, **settings: Choices(
+        separate_device=separate,
+        boundaries_on_ssd=on_ssd,
+        boundaries_on_device=on_device * (1 - on_ssd) if separate else 0.0,
+        **settings,
     ),
+    st.booleans(),
+    SHARE,
+    SHARE,
     delayed_share=st.floats(0, 1),
     wait_for_norm=st.booleans(),
     resident_weights=st.sampled_from([0.0, 0.3, 1.0]),
@@ -63,9 +70,10 @@ KINDS = st.sampled_from(sorted(BUILDERS))
 
 
 @settings(max_examples=300, deadline=None)
-@given(shapes(), CHOICES, KINDS, st.booleans())
-def test_every_schedule_is_safe_and_fits_what_it_reserves(shape, choices, name, pending):
-    schedule = BUILDERS[name](shape, choices, pending=pending)
+@given(shapes(), CHOICES, KINDS, st.booleans(), st.booleans())
+def test_every_schedule_is_safe_and_fits_what_it_reserves(shape, choices, name, pending, snapshot):
+    schedule = BUILDERS[name](shape, choices, pending=pending, snapshot=snapshot)
+    assert schedule.pools == step_pools(name, shape, choices)
     peaks = check_schedule(schedule)
     assert peaks.host <= schedule.reserved_bytes(Tier.HOST)
     assert peaks.device <= schedule.reserved_bytes(Tier.DEVICE)
@@ -130,7 +138,10 @@ def _small(**choices) -> Schedule:
     return BUILDERS["vertical"](shape, Choices(**choices), pending=True)
 
 
-@pytest.mark.parametrize("choices", [{}, {"delayed_share": 0.5}, {"boundaries": Tier.SSD}, {"wait_for_norm": True}])
+@pytest.mark.parametrize(
+    "choices",
+    [{}, {"delayed_share": 0.5}, {"boundaries_on_ssd": 1.0}, {"boundaries_on_ssd": 0.5}, {"wait_for_norm": True}],
+)
 def test_every_dependency_between_resources_is_needed(choices):
     """Dropping any edge that no other path implies must be seen: the checker cannot be lenient."""
     schedule = _small(**choices)

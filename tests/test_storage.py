@@ -20,42 +20,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stores import committed_store, content, read, small_store
 
 from greedysnake.errors import StorageError
-from greedysnake.storage import BLOCK_BYTES, Store, Transfer, aligned_empty, round_up, store_bytes
-from greedysnake.storage.files import TRANSFER_BYTES, BlockFile
+from greedysnake.storage import BLOCK_BYTES, Store, System, Transfer, aligned_empty, round_up, store_bytes
+from greedysnake.storage.files import BlockFile
+from greedysnake.storage.geometry import STRIPE_BYTES
+from greedysnake.storage.memory import as_bytes
+from greedysnake.storage.small_files import sealed
 
 ROOT = Path(__file__).parents[1]
 SLOTS = ("slot0.bin", "slot1.bin")
-
-
-def content(size: int, seed: int) -> torch.Tensor:
-    tensor = aligned_empty(size)
-    tensor.copy_(torch.randint(0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)))
-    return tensor
-
-
-def read(store: Store, key: str, size: int, offset: int = 0) -> bytes:
-    into = aligned_empty(size)
-    into.fill_(0xA5)
-    store.read(key, into, offset).wait()
-    return bytes(into.numpy())
-
-
-def small_store(folder: Path, **options) -> Store:
-    extents = {"durable": {"a": BLOCK_BYTES, "b": 3 * BLOCK_BYTES}, "scratch": {"s": 2 * BLOCK_BYTES}}
-    return Store.create(folder, run="run", **(extents | options))
-
-
-def committed_store(folder: Path, contents: dict | None = None) -> tuple[bytes, bytes]:
-    """A closed store with one commit; what its two extents hold."""
-    store = small_store(folder)
-    values = content(BLOCK_BYTES, 1), content(3 * BLOCK_BYTES, 2)
-    for key, value in zip("ab", values, strict=True):
-        store.write(key, [value]).wait()
-    store.commit(contents or {})
-    store.close()
-    return bytes(values[0].numpy()), bytes(values[1].numpy())
 
 
 def run_elsewhere(code: str, folder: Path, **options) -> subprocess.Popen:
@@ -96,7 +71,7 @@ def test_a_store_equals_a_dict_with_a_committed_copy(tmp_path_factory, history, 
     folder = tmp_path_factory.mktemp("store") / "run"
     sizes = {key: count * BLOCK_BYTES for key, count in blocks.items()}
     store = Store.create(
-        folder,
+        [folder],
         run="run",
         durable={key: size for key, size in sizes.items() if key in durable},
         scratch={key: size for key, size in sizes.items() if key not in durable},
@@ -130,9 +105,9 @@ def test_a_store_equals_a_dict_with_a_committed_copy(tmp_path_factory, history, 
         folder = shutil.copytree(folder, folder.with_name("crashed"))
     if contents is None:
         with pytest.raises(StorageError, match="holds no committed store"):
-            Store.open(folder)
+            Store.open([folder])
     else:
-        reopened, told = Store.open(folder)
+        reopened, told = Store.open([folder])
         assert told == contents
         for key, value in committed.items():
             if value is not None:
@@ -164,7 +139,7 @@ def test_writes_after_a_commit_never_touch_the_committed_slots(tmp_path_factory,
             assert (folder / SLOTS[slot]).read_bytes()[offset : offset + size] == expected[key]
             offset += size
     store.close()
-    reopened, told = Store.open(folder)
+    reopened, told = Store.open([folder])
     assert told == {"round": 1}
     assert {key: read(reopened, key, size) for key, size in sizes.items()} == expected
     reopened.close()
@@ -175,7 +150,7 @@ import os, signal, sys
 from pathlib import Path
 from greedysnake.storage import Store, aligned_empty
 size = 64 * 4096
-store = Store.create(Path(sys.argv[1]), run="run", durable={"a": size}, scratch={})
+store = Store.create([Path(sys.argv[1])], run="run", durable={"a": size}, scratch={})
 for number in (1, 2, 3):
     data = aligned_empty(size)
     data.fill_(number)
@@ -193,26 +168,26 @@ def test_a_killed_process_leaves_its_last_commit_and_no_lock(tmp_path):
     process = run_elsewhere(KILLED_WRITER, tmp_path / "run")
     assert process.communicate(timeout=60)[0] == "committed\n"
     assert process.returncode == -signal.SIGKILL
-    store, contents = Store.open(tmp_path / "run")
+    store, contents = Store.open([tmp_path / "run"])
     assert contents == {"number": 2}
     assert set(read(store, "a", 64 * BLOCK_BYTES)) == {2}
     store.close()
 
 
 def test_transfers_larger_than_one_system_call(tmp_path):
-    size = 2 * TRANSFER_BYTES + 3 * BLOCK_BYTES
+    size = 2 * STRIPE_BYTES + 3 * BLOCK_BYTES
     value = content(size, 5)
-    store = Store.create(tmp_path, run="run", durable={"first": BLOCK_BYTES, "big": size}, scratch={})
+    store = Store.create([tmp_path], run="run", durable={"first": BLOCK_BYTES, "big": size}, scratch={})
     store.write("big", [value]).wait()
     assert read(store, "big", size) == bytes(value.numpy())
-    assert read(store, "big", TRANSFER_BYTES, TRANSFER_BYTES) == bytes(value[TRANSFER_BYTES:][:TRANSFER_BYTES].numpy())
+    assert read(store, "big", STRIPE_BYTES, STRIPE_BYTES) == bytes(value[STRIPE_BYTES:][:STRIPE_BYTES].numpy())
     store.close()
 
 
 def test_many_transfers_under_way_at_once(tmp_path):
     keys = [f"chunk{i}" for i in range(40)]
     values = {key: content(7 * BLOCK_BYTES, i) for i, key in enumerate(keys)}
-    store = Store.create(tmp_path, run="run", durable=dict.fromkeys(keys, 7 * BLOCK_BYTES), scratch={})
+    store = Store.create([tmp_path], run="run", durable=dict.fromkeys(keys, 7 * BLOCK_BYTES), scratch={})
     for transfer in [store.write(key, [value]) for key, value in values.items()]:
         transfer.wait()
     into = {key: aligned_empty(7 * BLOCK_BYTES) for key in keys}
@@ -297,17 +272,19 @@ def test_direct_io_leaves_nothing_in_the_page_cache(tmp_path):
         pytest.skip("the filesystem of the temporary folder refuses direct I/O")
     size = 16 * 2**20
     with ThreadPoolExecutor(2) as pool:
-        file = BlockFile(tmp_path / "file", pool, pool, size=size)
+        file = BlockFile(tmp_path / "file", pool, pool, size=size, create=True, system=System())
         assert file.direct
         links = Path("/proc/self/fd").iterdir()
         descriptors = [int(link.name) for link in links if os.path.realpath(link) == str(file.path.resolve())]
         assert len(descriptors) == 1
         assert fcntl.fcntl(descriptors[0], fcntl.F_GETFL) & os.O_DIRECT
-        Transfer(file.write(content(size, 1), 0)).wait()
-        Transfer(file.read(aligned_empty(size), 0)).wait()
+        value, into = content(size, 1), aligned_empty(size)
+        Transfer([file.write([as_bytes(value)], 0)]).wait()
+        Transfer([file.read([as_bytes(into)], 0)]).wait()
+        assert torch.equal(value, into)
         assert resident_bytes(tmp_path / "file") == 0
         file.close()
-        again = BlockFile(tmp_path / "file", pool, pool, size=None)
+        again = BlockFile(tmp_path / "file", pool, pool, size=size, system=System())
         assert again.direct
         again.close()
 
@@ -344,7 +321,7 @@ def test_buffered_io_with_a_warning_where_direct_io_is_refused(tmp_path, monkeyp
     assert str(tmp_path / "run" / "slot0.bin") in warned[0]
     assert "refuses direct I/O" in warned[0]
     caplog.clear()
-    store, contents = Store.open(tmp_path / "run")
+    store, contents = Store.open([tmp_path / "run"])
     assert len(caplog.records) == 2
     assert contents == {"step": 1}
     assert (read(store, "a", BLOCK_BYTES), read(store, "b", 3 * BLOCK_BYTES)) == values
@@ -358,7 +335,7 @@ def test_a_store_on_a_memory_filesystem(monkeypatch):
     folder = memory / f"greedysnake-test-{os.getpid()}"
     try:
         values = committed_store(folder)
-        store, _ = Store.open(folder)
+        store, _ = Store.open([folder])
         assert (read(store, "a", BLOCK_BYTES), read(store, "b", 3 * BLOCK_BYTES)) == values
         store.close()
     finally:
@@ -386,7 +363,7 @@ def test_partial_transfers_are_carried_on(tmp_path, monkeypatch, step):
     if step < BLOCK_BYTES:  # shorter than direct I/O may take on every disk
         refuse_at_open(monkeypatch)
     size = 10 * BLOCK_BYTES
-    store = Store.create(tmp_path, run="run", durable={"a": size}, scratch={})
+    store = Store.create([tmp_path], run="run", durable={"a": size}, scratch={})
     value = content(size, 9)
     calls["preadv"] = calls["pwritev"] = 0
     store.write("a", [value]).wait()
@@ -422,9 +399,9 @@ def test_a_disk_error_names_the_file_and_the_place(tmp_path, monkeypatch, name, 
 
 def test_a_file_that_is_too_short_says_where_it_ends(tmp_path):
     committed_store(tmp_path)
+    store, _ = Store.open([tmp_path])
     for name in SLOTS:
         os.truncate(tmp_path / name, 2 * BLOCK_BYTES)
-    store, _ = Store.open(tmp_path)
     with pytest.raises(StorageError, match=r"cannot read .*slot1\.bin at byte 8192: the file ends there"):
         read(store, "b", 3 * BLOCK_BYTES)
     store.close()
@@ -446,7 +423,7 @@ def test_a_commit_that_fails_leaves_the_last_one_and_stops_writes(tmp_path, monk
             action()
     store.write("s", [new]).wait()  # scratch makes no promise
     store.close()
-    reopened, contents = Store.open(tmp_path)
+    reopened, contents = Store.open([tmp_path])
     assert contents == {"step": 1}
     assert read(reopened, "a", BLOCK_BYTES) == bytes(old.numpy())
     reopened.close()
@@ -470,15 +447,15 @@ def test_a_folder_that_cannot_be_flushed_keeps_the_new_commit_whole(tmp_path, mo
     with pytest.raises(StorageError, match="takes no more writes"):
         store.write("a", [content(BLOCK_BYTES, 3)])
     store.close()
-    reopened, contents = Store.open(tmp_path)  # the rename had happened
+    reopened, contents = Store.open([tmp_path])  # the rename had happened
     assert contents == {"step": 1}
     assert read(reopened, "a", BLOCK_BYTES) == bytes(new.numpy())
     reopened.close()
 
 
 def test_waiting_ends_when_no_piece_moves_any_more_also_after_an_error(tmp_path, monkeypatch):
-    size = 4 * TRANSFER_BYTES
-    store = Store.create(tmp_path, run="run", durable={"a": size}, scratch={})
+    size = 4 * STRIPE_BYTES
+    store = Store.create([tmp_path], run="run", durable={"a": size}, scratch={})
     real, ended = os.pwritev, []
 
     def slow_but_first_fails(descriptor, buffers, offset):
@@ -492,7 +469,7 @@ def test_waiting_ends_when_no_piece_moves_any_more_also_after_an_error(tmp_path,
     monkeypatch.setattr(os, "pwritev", slow_but_first_fails)
     with pytest.raises(StorageError, match="Input/output error"):
         store.write("a", [aligned_empty(size)]).wait()
-    assert sorted(ended) == [TRANSFER_BYTES, 2 * TRANSFER_BYTES, 3 * TRANSFER_BYTES]
+    assert sorted(ended) == [STRIPE_BYTES, 2 * STRIPE_BYTES, 3 * STRIPE_BYTES]
     store.close()
 
 
@@ -595,7 +572,7 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 from greedysnake.storage import Store
-store = Store.create(Path(sys.argv[1]), run="run", durable={"a": 4096}, scratch={})
+store = Store.create([Path(sys.argv[1])], run="run", durable={"a": 4096}, scratch={})
 store.commit({"step": 7})
 print("held", flush=True)
 time.sleep(600)
@@ -606,7 +583,7 @@ def test_a_folder_in_use_by_another_process(tmp_path):
     process = run_elsewhere(HOLDER, tmp_path)
     try:
         assert process.stdout.readline() == "held\n"
-        for action in (lambda: small_store(tmp_path), lambda: Store.open(tmp_path)):
+        for action in (lambda: small_store(tmp_path), lambda: Store.open([tmp_path])):
             with pytest.raises(StorageError) as caught:
                 action()
             assert str(caught.value) == (
@@ -616,7 +593,7 @@ def test_a_folder_in_use_by_another_process(tmp_path):
     finally:
         process.kill()
         process.communicate(timeout=60)
-    store, contents = Store.open(tmp_path)
+    store, contents = Store.open([tmp_path])
     assert contents == {"step": 7}
     store.close()
 
@@ -625,9 +602,9 @@ def test_two_stores_of_one_process_exclude_each_other(tmp_path):
     store = small_store(tmp_path)
     store.commit({})
     with pytest.raises(StorageError, match=f"in use by process {os.getpid()}"):
-        Store.open(tmp_path)
+        Store.open([tmp_path])
     store.close()
-    Store.open(tmp_path)[0].close()
+    Store.open([tmp_path])[0].close()
 
 
 def test_a_filesystem_without_locks_is_not_called_in_use(tmp_path, monkeypatch):
@@ -639,7 +616,7 @@ def test_a_filesystem_without_locks_is_not_called_in_use(tmp_path, monkeypatch):
 def test_a_full_disk_does_not_spoil_the_lock(tmp_path, monkeypatch):
     values = committed_store(tmp_path)
     monkeypatch.setattr(os, "pwrite", failing(errno.ENOSPC))
-    store, _ = Store.open(tmp_path)
+    store, _ = Store.open([tmp_path])
     assert read(store, "a", BLOCK_BYTES) == values[0]
     store.close()
 
@@ -652,7 +629,7 @@ def test_a_folder_that_holds_a_store_is_not_overwritten(tmp_path):
         f"{tmp_path} already holds the store of another run. Choose another folder with engine.storage, or delete "
         "this one if its run is not needed any more"
     )
-    store, contents = Store.open(tmp_path)
+    store, contents = Store.open([tmp_path])
     assert (contents, read(store, "a", BLOCK_BYTES)) == ({"step": 3}, values[0])
     store.close()
 
@@ -661,7 +638,7 @@ def test_what_a_run_without_a_commit_left_is_replaced(tmp_path):
     store = small_store(tmp_path, durable={"a": 64 * BLOCK_BYTES})
     store.close()
     with pytest.raises(StorageError, match=r"holds no committed store: manifest\.json is missing"):
-        Store.open(tmp_path)
+        Store.open([tmp_path])
     small_store(tmp_path).close()
     assert (tmp_path / "slot0.bin").stat().st_size == 4 * BLOCK_BYTES
 
@@ -675,7 +652,7 @@ def test_a_file_in_place_of_the_folder(tmp_path):
         assert str(caught.value) == f"cannot make the storage folder {folder}: {reason}"
     for folder in (path, tmp_path / "missing"):
         with pytest.raises(StorageError, match=f"{folder} is not a folder, so there is no store to read"):
-            Store.open(folder)
+            Store.open([folder])
     assert path.read_text() == "not a folder"
 
 
@@ -684,7 +661,7 @@ def test_a_folder_that_cannot_be_locked(tmp_path):
     (tmp_path / "lock").unlink()
     (tmp_path / "lock").mkdir()
     with pytest.raises(StorageError) as caught:
-        Store.open(tmp_path)
+        Store.open([tmp_path])
     assert str(caught.value) == f"cannot write to the storage folder {tmp_path}: Is a directory"
 
 
@@ -697,7 +674,7 @@ def test_a_folder_without_permission(tmp_path):
 
 def test_a_folder_without_a_store_is_left_as_it_is(tmp_path):
     with pytest.raises(StorageError, match="holds no committed store"):
-        Store.open(tmp_path)
+        Store.open([tmp_path])
     assert not list(tmp_path.iterdir())
 
 
@@ -716,11 +693,15 @@ def test_nobody_else_can_read_the_files(tmp_path):
 
 
 def changed(**values):
-    return lambda text: json.dumps(json.loads(text) | values)
+    return lambda text: sealed(json.dumps(unsealed(text) | values).encode())
 
 
 def without(name):
-    return lambda text: json.dumps({key: value for key, value in json.loads(text).items() if key != name})
+    return lambda text: sealed(json.dumps({k: v for k, v in unsealed(text).items() if k != name}).encode())
+
+
+def unsealed(text):
+    return {key: value for key, value in json.loads(text).items() if key != "crc32c"}
 
 
 @pytest.mark.parametrize(
@@ -732,7 +713,10 @@ def without(name):
         (lambda _: "[1, 2]", "is not the manifest of a store"),
         (lambda _: "{}", "is not the manifest of a store"),
         (changed(format="something"), "is not the manifest of a store"),
-        (changed(version=2), "has format version 2; this version of greedysnake reads 1"),
+        (changed(version=1), "has format version 1; this version of greedysnake reads 2"),
+        (lambda _: json.dumps({"format": "greedysnake-store", "version": 1}), "has format version 1; this"),
+        (lambda text: text.replace("4096", "8192"), "its checksum does not fit its content"),
+        (lambda text: json.dumps(unsealed(text)), "its checksum does not fit its content"),
         (without("version"), "has format version None; "),
         (without("run"), "damaged at 'run': Field required"),
         (without("slots"), "damaged at 'slots': Field required"),
@@ -756,7 +740,7 @@ def test_a_damaged_manifest_is_named(tmp_path, damage, message):
     told = damage(path.read_text())
     path.write_bytes(told if isinstance(told, bytes) else told.encode())
     with pytest.raises(StorageError, match=message) as caught:
-        Store.open(tmp_path)
+        Store.open([tmp_path])
     assert str(path) in str(caught.value)
     with pytest.raises(StorageError, match="already holds the store"):
         small_store(tmp_path)  # damage is no reason to delete it
@@ -768,7 +752,7 @@ def test_a_missing_data_file_is_named(tmp_path, name):
     (tmp_path / name).unlink()
     for _ in range(2):  # the folder is not held after the first
         with pytest.raises(StorageError) as caught:
-            Store.open(tmp_path)
+            Store.open([tmp_path])
         assert str(caught.value) == f"cannot open {tmp_path / name}: No such file or directory"
     assert not (tmp_path / name).exists()
 
@@ -781,6 +765,6 @@ def test_contents_that_are_not_json_leave_the_last_commit(tmp_path):
     store.commit({"step": 2})
     store.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "manifest.json", "scratch.bin", *SLOTS]
-    reopened, contents = Store.open(tmp_path)
+    reopened, contents = Store.open([tmp_path])
     assert contents == {"step": 2}
     reopened.close()

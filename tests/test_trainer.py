@@ -97,14 +97,24 @@ def test_a_loss_that_is_not_finite_is_skipped_too_and_stops_the_run_when_it_goes
         assert trainer.step(batch).skipped is None
 
 
-def test_what_is_committed_after_each_step_can_be_read_without_closing(tmp_path):
-    trainer = trainer_for(tmp_path, delayed_share=0.0, optimizer=AdamW(lr=1e-2, max_grad_norm=None))
-    batches = random_batches(2)
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(
+    "keeping", [{}, {"resident_weights": 0.5, "resident_state": 0.5, "snapshot_every": 1}], ids=str
+)
+def test_the_state_after_a_step_is_committed_in_the_next_one(tmp_path, share, keeping):
+    trainer = trainer_for(tmp_path, delayed_share=share, optimizer=AdamW(lr=1e-2, max_grad_norm=None), **keeping)
+    batches = random_batches(3)
     trainer.step(batches[0])
-    trainer.save_pretrained(tmp_path / "one")
-    expected = AutoModelForCausalLM.from_pretrained(tmp_path / "one").state_dict()
+    trainer.step(batches[1])
+    assert trainer.last_snapshot == 1
+    trainer.step(batches[2])
+    assert trainer.last_snapshot == 2
     trainer._store.close()  # as a crash would leave it: nothing flushed, nothing committed any more
     found = weights_in(tmp_path / "store")
+    with trainer_for(tmp_path / "two", delayed_share=0.0, optimizer=AdamW(lr=1e-2, max_grad_norm=None)) as other:
+        other.step(batches[0])
+        other.step(batches[1])
+    expected = weights_in(tmp_path / "two" / "store")
     assert [name for name in found if not torch.equal(found[name], expected[name])] == []
 
 
@@ -134,6 +144,7 @@ def test_an_interrupt_between_a_step_and_its_commit_keeps_the_last_commit(tmp_pa
     batches = random_batches(2)
     trainer = trainer_for(tmp_path, delayed_share=1.0)
     trainer.step(batches[0])
+    trainer.snapshot()
     before = weights_in_open(trainer)
 
     def interrupted(*_):
@@ -202,7 +213,7 @@ def test_vertical_and_horizontal_agree_with_dropout(tmp_path):
 
 
 def test_batches_may_change_size_between_steps(tmp_path):
-    with trainer_for(tmp_path, delayed_share=0.5, boundaries="ssd", gradients="ssd") as trainer:
+    with trainer_for(tmp_path, delayed_share=0.5, boundaries_on_ssd=1.0, gradients="ssd") as trainer:
         for count in (2, 4, 1, 4):
             assert trainer.step(random_batches(1, count)[0]).skipped is None
         longer = torch.randint(3, 128, (3, 40))
@@ -295,11 +306,11 @@ def test_arguments_are_refused_all_at_once(tmp_path):
             schedule="diagonal",
             layers_per_unit=0,
             delayed_share=2,
-            boundaries="cloud",
+            boundaries_on_ssd=1.5,
             gradients="device",
             host_memory="much",
         )
-    names = "storage dtype device schedule layers_per_unit delayed_share boundaries gradients host_memory"
+    names = "storage dtype device schedule layers_per_unit delayed_share boundaries_on_ssd gradients host_memory"
     for name in names.split():
         assert f"{name}:" in str(caught.value)
 

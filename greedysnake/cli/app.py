@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -46,26 +46,72 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")] = False,
 ) -> None:
     """Train a model as CONFIG says."""
-    from greedysnake.cli.training import BROKEN_OFF, run_training
+    from greedysnake.cli.training import run_training
     from greedysnake.config import load_config
 
     settings = load_config(config, overrides or [])
     summary, _ = run_training(settings, Console(stderr=as_json, soft_wrap=True, highlight=False))
+    _print_summary(summary, settings.run, as_json=as_json)
+
+
+@app.command()
+def resume(
+    run: Annotated[Path, typer.Argument(help="A run folder; the run may have been stopped or killed.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, like training.steps=20.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")] = False,
+) -> None:
+    """Go on with a run from its last snapshot, exactly as if it had never stopped."""
+    from greedysnake.cli.training import resume_training
+
+    summary, _ = resume_training(run, overrides or [], Console(stderr=as_json, soft_wrap=True, highlight=False))
+    _print_summary(summary, run, as_json=as_json)
+
+
+def _print_summary(summary: dict[str, Any], run: Path, *, as_json: bool) -> None:
+    """How a run ended, in a few lines; a run that was broken off ends the program with 130."""
+    from greedysnake.cli.training import BROKEN_OFF
+
     if as_json:
         typer.echo(json.dumps(summary))
         return
     console = Console(soft_wrap=True, highlight=False)
     if summary["last_loss"] is None:
-        console.print(f"No step changed the weights; see {settings.run}.")
+        console.print(f"No step changed the weights; see {run}.")
         return
     ending = "Done" if summary["stopped_by"] is None else "Stopped early"
+    again = "" if summary["stopped_by"] is None else f"greedysnake resume {run}, "
     console.print(
         f"{ending}: {summary['steps']} steps, loss {summary['first_loss']:.4f} -> {summary['last_loss']:.4f}, "
-        f"{summary['tokens_per_second']:,.0f} tokens/s. Everything is in {settings.run}.\n"
-        f"Next: greedysnake report {settings.run}, greedysnake export {settings.run} OUT"
+        f"{summary['tokens_per_second']:,.0f} tokens/s. Everything is in {run}.\n"
+        f"Next: {again}greedysnake report {run}, greedysnake export {run} OUT"
     )
     if summary["stopped_by"] == BROKEN_OFF:
         raise typer.Exit(130)
+
+
+@app.command()
+def preview(
+    config: Annotated[Path, typer.Argument(help="The run's settings, a YAML file.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, like data.packing=none.")
+    ] = None,
+    *,
+    step: Annotated[int, typer.Option(min=0, help="The step to show, counted from 0.")] = 0,
+    rows: Annotated[int, typer.Option(min=0, help="Most sequences to show; 0: all of the step's.")] = 4,
+    full: Annotated[bool, typer.Option("--full", help="Show long texts to their end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all of the step as JSON, and nothing else.")] = False,
+) -> None:
+    """Show what a step of training would learn: its sequences as text, and which of it counts in the loss."""
+    from greedysnake.cli.preview import describe_preview, show_preview
+    from greedysnake.config import load_config
+
+    settings = load_config(config, overrides or [])
+    if as_json:
+        typer.echo(json.dumps(describe_preview(settings, step), ensure_ascii=False))
+    else:
+        show_preview(settings, step, Console(highlight=False), most_rows=rows or None, full=full)
 
 
 @app.command()
@@ -82,11 +128,54 @@ def export(
         typer.echo(json.dumps(report))
         return
     console = Console(soft_wrap=True, highlight=False)
-    if report["updates_pending"]:
-        console.print(
-            "Note: the run ended without closing, so the delayed part of its last update is not in these weights."
-        )
     console.print(f"Wrote the model after step {report['steps_done']} to {out}.")
+
+
+@app.command()
+def verify(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+) -> None:
+    """Check every byte of a run's last snapshot against its checksum."""
+    from greedysnake.cli.store import verify_run
+    from greedysnake.units import format_bytes
+
+    console = Console(stderr=as_json, soft_wrap=True, highlight=False)
+    found = verify_run(run, console)
+    if as_json:
+        typer.echo(json.dumps(found))
+    elif found["damaged"]:
+        console.print(f"Damaged, {len(found['damaged'])} pieces of {', '.join(found['folders'])}:")
+        for damage in found["damaged"]:
+            console.print(f"  {escape(damage['message'])}")
+    else:
+        console.print(
+            f"Undamaged: {format_bytes(found['bytes'])}, the state after step {found['steps_done']}, in "
+            f"{', '.join(found['folders'])}."
+        )
+    if found["damaged"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def clean(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
+) -> None:
+    """Delete a run's weights and optimizer state from disk; config, metrics and pictures stay."""
+    from greedysnake.cli.store import clean_run
+
+    if not yes:
+        typer.confirm(f"Delete the storage of {run}? It can then be neither resumed nor exported.", abort=True)
+    done = clean_run(run)
+    if as_json:
+        typer.echo(json.dumps(done))
+        return
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"Deleted the storage in {', '.join(done['folders'])}.")
+    if done["left"]:
+        console.print(f"Left, as they are not the storage's own: {escape(', '.join(done['left']))}.")
 
 
 @app.command()

@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from greedysnake.cli.exporting import export_run
-from greedysnake.cli.training import LOSS_PICTURE, TIMELINE_PICTURE, run_training
+from greedysnake.cli.loop import LOSS_PICTURE, TIMELINE_PICTURE
+from greedysnake.cli.training import run_training
 from greedysnake.config import RunConfig
 from greedysnake.errors import DataError
 

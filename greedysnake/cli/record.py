@@ -1,8 +1,10 @@
 """What a run has done, for its metrics, summary and pictures."""
 
+import math
 import statistics
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
 
 from greedysnake.engine.results import StepResult
 
@@ -14,7 +16,7 @@ class RunRecord:
     """What a run has done so far.
 
     Attributes:
-        results: of every step, without its events: those of a long run would fill memory.
+        results: of every step, without its events and schedule: those of a long run would fill memory.
         traced: a few steps with their events, by number: the first three and the last that have any.
         evaluations: step and loss on held-out text.
         tokens_seen: tokens of all steps.
@@ -27,9 +29,28 @@ class RunRecord:
     tokens_seen: int = 0
     stopped_by: str | None = None
 
+    @classmethod
+    def of_lines(cls, lines: Iterable[Mapping[str, Any]], loss_before: float | None) -> Self:
+        """The record of a run that goes on, from its metrics.
+
+        Args:
+            lines: of its metrics file.
+            loss_before: on held-out text before the first step, if there was any.
+        """
+        record = cls(evaluations=[] if loss_before is None else [(0, loss_before)])
+        names = {one.name for one in fields(StepResult)} - {"events"}
+        for line in lines:
+            known: dict[str, Any] = {name: line.get(name) for name in names}
+            for name in ("loss", "grad_norm"):
+                known[name] = math.nan if known[name] is None else known[name]  # JSON has no NaN
+            record.add(StepResult(**known, events=()))
+            if line.get("eval_loss") is not None:
+                record.evaluations.append((line["step"], line["eval_loss"]))
+        return record
+
     def add(self, result: StepResult) -> None:
         """Count a step."""
-        self.results.append(replace(result, events=()))
+        self.results.append(replace(result, events=(), schedule=None))
         self.tokens_seen += result.tokens
         if result.events:
             while len(self.traced) > KEPT_TRACES:

@@ -62,29 +62,60 @@ class ModelConfig(Section):
         description="`bytes` (one token a byte of UTF-8) or a folder with a tokenizer. "
         "Default: the model folder where `path` is given, else `bytes`.",
     )
-    dtype: Literal["bfloat16", "float32"] = Field(
+    dtype: Literal["bfloat16", "float16", "float32"] = Field(
         default="bfloat16",
         description="Type of weights and activations. Master weights, moments and sums of gradients are "
-        "float32 either way.",
+        "float32 in any case. `float16` is for GPUs without bfloat16: it scales the loss, its state takes 12 bytes "
+        "a parameter instead of 10, and most CPUs compute in it many times slower.",
     )
 
 
 class DataConfig(Section):
-    """The text to learn from, and how it is cut."""
+    """What to learn from, and how it is cut."""
 
-    train: FilePaths = Field(description="File or folder with training text, or a list of them.", examples=["text/"])
-    evaluation: FilePaths | None = Field(
-        default=None, description="File or folder with text that is only evaluated, or a list of them."
+    train: FilePaths = Field(
+        description="Training data: a text, JSON lines or Parquet file, a folder of them or one that "
+        "`datasets` saved, or a list.",
+        examples=["text/"],
     )
+    evaluation: FilePaths | None = Field(default=None, description="Likewise data that is only evaluated.")
     eval_share: HalfShare = Field(
         default=0.0,
-        description="Share of the training text set aside for evaluation, instead of `evaluation`.",
+        description="Share of the training data set aside for evaluation, instead of `evaluation`.",
     )
-    text_field: Text = Field(
-        default="text", description="Name of the field that holds the text, in records of JSON lines."
+    format: Literal["auto", "text", "chat", "completion"] = Field(
+        default="auto",
+        description="What a record is. `text`: all of it is learnt. `chat`: messages, of which the assistant's are "
+        "learnt. `completion`: a prompt and what is learnt to follow it. `auto`: told by the fields.",
+    )
+    text_field: Text = Field(default="text", description="Name of the field that holds the text of a record.")
+    messages_field: Text = Field(
+        default="messages", description="Name of the field with a chat: a list of messages with `role` and `content`."
+    )
+    prompt_field: Text = Field(default="prompt", description="Name of the field with a prompt.")
+    completion_field: Text = Field(default="completion", description="Name of the field with a completion.")
+    chat_template: FilePath | None = Field(
+        default=None,
+        description="File with a chat template (Jinja), instead of the tokenizer's own. It is exported with the model.",
+    )
+    packing: Literal["auto", "documents", "whole", "none"] = Field(
+        default="auto",
+        description="How documents share a sequence. `whole`: one after another, cut every `sequence_length` tokens. "
+        "`documents`: as many whole ones as fit, attention kept inside each. `none`: one each, padded. "
+        "`auto`: `whole` for text, `documents` for chats and completions.",
+    )
+    long_documents: Literal["auto", "truncate", "split", "drop"] = Field(
+        default="auto",
+        description="What `documents` and `none` do with a document of more than `sequence_length` tokens: cut its "
+        "end off, make several of it, or leave it out. `auto`: `split` text, `truncate` others.",
     )
     sequence_length: Annotated[int, Field(strict=True, ge=2, le=LARGEST_INT)] = Field(
-        description="Tokens in a sequence (T).", examples=[1024]
+        description="Most tokens in a sequence (T).", examples=[1024]
+    )
+    cache: FilePath | None = Field(
+        default=None,
+        description="Folder for the data as tokens, which other runs with the same data and tokenizer can share; "
+        "null: `<run>/cache`.",
     )
 
 
@@ -109,7 +140,7 @@ class TrainingConfig(Section):
     max_skipped_steps: Count = Field(
         default=10,
         description="Steps in a row with a non-finite loss or gradient that stop the run. "
-        "Such a step changes no weights.",
+        "Such a step changes no weights. In float16, steps that only lower the loss scale are not counted.",
     )
 
 
@@ -159,6 +190,11 @@ class EngineConfig(Section):
         description="Whether every other unit takes the micro-batches in reverse order. "
         "false keeps the natural order throughout.",
     )
+    overlap: Flag = Field(
+        default=True,
+        description="Whether I/O, copies and optimizer run while layers compute; false does one thing after another, "
+        "for comparison.",
+    )
     device: Literal["auto", "cpu", "cuda", "emulated"] = Field(
         default="auto",
         description="Where to compute. `auto`: the CPU, for now. `cuda`: a GPU; this path has not run on one yet. "
@@ -169,11 +205,16 @@ class EngineConfig(Section):
         description="Host memory that the run may use; null: what the machine has, less a margin.",
     )
     device_memory: Size | None = Field(
-        default=None, description="The device's own memory that the run may use; null: all that is free."
+        default=None, description="The device's own memory that the run may use; null: what is free, less a tenth."
     )
     storage: StorageFolders | None = Field(
         default=None,
-        description="Folder on the SSD for weights and optimizer state; null: `<run>/store`.",
+        description="Folders for weights and optimizer state, best one on each SSD; null: `<run>/store`.",
+    )
+    second_slot: Flag = Field(
+        default=True,
+        description="Whether the storage has two places for everything, so that a run that is killed can be resumed. "
+        "false takes half the disk, and then only a run that ended in good order can.",
     )
     resident_weights: Share | None = Field(
         default=0.0,
@@ -186,10 +227,14 @@ class EngineConfig(Section):
     chunk_elements: Annotated[int, Field(strict=True, ge=4096, le=LARGEST_INT, multiple_of=4096)] | None = Field(
         default=None, description="Parameters that the optimizer updates as one chunk; null: 4 Mi."
     )
-    boundaries: Literal["auto", "device", "host", "ssd"] = Field(
-        default="auto",
-        description="Where activations between units wait for the backward pass; `device`: only where the device "
-        "has memory of its own.",
+    boundaries_on_device: Share | None = Field(
+        default=None,
+        description="Share of the activations between units that waits for the backward pass on the device; null: as "
+        "much as fits, where the device has memory of its own.",
+    )
+    boundaries_on_ssd: Share | None = Field(
+        default=None,
+        description="Likewise on SSD; null: what does not fit in host memory, where the rest waits.",
     )
     gradients: Literal["auto", "host", "ssd"] = Field(
         default="auto", description="Where gradients that wait for their update are kept."

@@ -16,7 +16,7 @@ from greedysnake.units import parse_bytes
 
 NEEDS_PATH = "needs a path (in quotes if it looks like a number or a date)"
 NEEDS_PATHS = "needs a path, or a list of one or more paths"
-NEEDS_FOLDERS = "needs a list of one folder, such as [/nvme0/run]"
+NEEDS_FOLDERS = "needs a list of one or more folders, such as [/nvme0/run, /nvme1/run]"
 NEEDS_SIZE = "needs a size above 0, such as 16GiB or a number of bytes"
 NEEDS_BETAS = "needs two numbers, each at least 0 and below 1"
 NEEDS_PLAIN = "needs a mapping of plain data (text, numbers, true, false, null, lists, mappings)"
@@ -59,16 +59,17 @@ def to_paths(value: object) -> Path | list[Path]:
 
 
 def to_storage(value: object) -> list[Path]:
-    """``value`` as the list of storage folders: exactly one for now.
+    """``value`` as the list of storage folders.
 
     Raises:
-        ValueError: ``value`` is not a list of one path.
+        ValueError: ``value`` is not a list of distinct paths.
     """
     if not isinstance(value, list | tuple) or not value:
         raise ValueError(NEEDS_FOLDERS)
-    if len(value) > 1:
-        raise ValueError(f"{NEEDS_FOLDERS}; striping over several folders is not there yet")
-    return [to_path(one) for one in value]
+    folders = [to_path(one) for one in value]
+    if len(set(folders)) != len(folders):
+        raise ValueError(f"{NEEDS_FOLDERS}; each once")
+    return folders
 
 
 def to_size(value: object) -> int:

@@ -1,18 +1,23 @@
-"""What training asks for: the micro-batches of a step, by the step's number."""
+"""Files to token batches."""
 
 import hashlib
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-from torch import Tensor
-
+from greedysnake.data.batches import DataReport, Packing, TokenBatches
+from greedysnake.data.documents import (
+    PACKING_VERSION,
+    CutReport,
+    DocumentRows,
+    LongDocuments,
+    document_rows,
+)
 from greedysnake.data.files import FileSurvey, Paths, survey_files, without_files_of
+from greedysnake.data.formats import Format, RecordFormat, files_of_format, find_format
 from greedysnake.data.packing import EpochOrder, PackedSequences, pack, split_for_evaluation
-from greedysnake.data.tokens import TokenFile, tokenise_files
+from greedysnake.data.tokens import TokenFile, tokenise_examples, tokenise_files
 from greedysnake.errors import DataError
 
 if TYPE_CHECKING:
@@ -22,106 +27,21 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataReport:
-    """What the training files came to; evaluation files given apart are not counted."""
+class _Corpus:
+    """One set of files, tokenised and cut into sequences."""
 
-    files: int
-    documents: int
-    tokens: int
-    """All tokens found, with those kept for evaluation and those dropped."""
-    dropped_tokens: int
-    """Tokens at the end that filled no sequence."""
-    skipped_files: tuple[Path, ...]
-    """Files in a folder that are not UTF-8 text."""
-    empty_files: tuple[Path, ...]
-    """Files in a folder with nothing but white space."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TokenBatches:
-    """The training data of a run, by step, and its evaluation data.
-
-    The run takes sequence after sequence, in an order that only the data and the seed decide; a step is the
-    next ``micro_batches`` x ``micro_batch_size`` of them. So the same step is the same data each time it is
-    asked for, and other sizes only group the same sequences differently.
-    """
-
-    training: PackedSequences
-    held_out: PackedSequences | None
-    """The sequences for evaluation."""
-    order: EpochOrder
-    micro_batch_size: int
-    """B, in sequences."""
-    micro_batches: int
-    """M, for each step."""
-    report: DataReport
-    fingerprint: str
-    """A digest of the tokens, the seed, the split and T: as long as it stays, so does the run's data."""
-
-    def step(self, step: int) -> list[dict[str, Tensor]]:
-        """The M micro-batches of step ``step``, counted from 0 and without an end: epochs follow each other.
-
-        Each has ``input_ids`` and ``labels``, int64 [B, T] with the same ids; the model shifts the labels
-        itself. There is no ``attention_mask``, as no sequence is padded.
-        """
-        if step < 0:
-            raise ValueError(f"step is {step}; steps are counted from 0")
-        numbers = self.order.take(step * self.sequences_per_step, self.sequences_per_step)
-        rows = self.training.gather(numbers)
-        return [_batch(part) for part in rows.split(self.micro_batch_size)]
-
-    def evaluation(self, batch_size: int) -> Iterator[dict[str, Tensor]]:
-        """The evaluation data, each sequence once, in the order of the text.
-
-        Batches as of `step`, of ``batch_size`` sequences; the last may have fewer. None without evaluation
-        data.
-        """
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}; at least 1 is needed")
-        if self.held_out is None:
-            return
-        numbers = np.arange(len(self.held_out))
-        for start in range(0, len(numbers), batch_size):
-            yield _batch(self.held_out.gather(numbers[start : start + batch_size]))
-
-    def epoch_of(self, step: int) -> int:
-        """The epoch, counted from 0, that the first sequence of step ``step`` belongs to."""
-        return step * self.sequences_per_step // self.sequences
+    survey: FileSurvey
+    format: Format
+    packing: Packing
+    long_documents: LongDocuments | None
+    """None where their length does not matter."""
+    file: TokenFile
+    sequences: PackedSequences | DocumentRows
 
     @property
-    def sequences(self) -> int:
-        """Training sequences, each taken once an epoch."""
-        return len(self.training)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens in the training sequences."""
-        return self.training.tokens
-
-    @property
-    def sequence_length(self) -> int:
-        """T, in tokens."""
-        return self.training.sequence_length
-
-    @property
-    def evaluation_sequences(self) -> int:
-        """Sequences for evaluation."""
-        return 0 if self.held_out is None else len(self.held_out)
-
-    @property
-    def sequences_per_step(self) -> int:
-        """M x B."""
-        return self.micro_batches * self.micro_batch_size
-
-    @property
-    def tokens_per_step(self) -> int:
-        """M x B x T."""
-        return self.sequences_per_step * self.sequence_length
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps until every training sequence has been taken once; the last may begin the next epoch."""
-        return -(-self.sequences // self.sequences_per_step)
+    def decides(self) -> tuple[object, ...]:
+        """All that decides the sequences, but their length."""
+        return self.file.digest, self.packing, self.long_documents
 
 
 def load_data(
@@ -129,7 +49,9 @@ def load_data(
     train: Paths,
     evaluation: Paths | None = None,
     eval_share: float = 0.0,
-    text_field: str = "text",
+    record_format: RecordFormat | None = None,
+    packing: Literal["auto", "documents", "whole", "none"] = "auto",
+    long_documents: Literal["auto", "truncate", "split", "drop"] = "auto",
     tokenizer: "PreTrainedTokenizerBase",
     sequence_length: int,
     micro_batch_size: int,
@@ -138,15 +60,32 @@ def load_data(
     cache_dir: str | Path,
     vocab_size: int | None = None,
 ) -> TokenBatches:
-    """Text to token batches: find the files, tokenise them once, cut them into sequences and split them.
+    """Files to token batches: find the files, tokenise them once, cut them into sequences and split them.
 
-    Evaluation data is either ``evaluation``, paths of its own (a training file that is among them is left out
-    of training), or the share ``eval_share`` of the training sequences. ``text_field`` is the field with the
-    text in JSON lines. Token ids are kept in ``cache_dir``, 2 or 4 bytes each, and used again for the same
-    text and tokenizer. With ``vocab_size`` given, every token found is checked against it.
+    Token ids are kept in ``cache_dir``, 2 or 4 bytes each, and used again for the same contents and tokenizer.
+
+    Args:
+        train: files and folders to train on.
+        evaluation: files and folders of their own for evaluation; a training file that is among them is left out of
+            training.
+        eval_share: instead, the share of the training sequences that is for evaluation.
+        record_format: what records are, and their fields' names; None: told by their fields.
+        packing: ``whole``: documents one after another, cut every T tokens; ``documents``: whole documents, as many
+            as fit, attention kept inside each; ``none``: one document a sequence. ``auto``: ``whole`` for text,
+            ``documents`` for chats and completions.
+        long_documents: for the latter two, documents of more than T tokens: ``truncate``, ``split`` or ``drop`` them.
+            ``auto``: ``split`` for text, ``truncate`` for chats and completions.
+        tokenizer: makes the tokens.
+        sequence_length: T, the most tokens in a sequence.
+        micro_batch_size: B, sequences in a micro-batch.
+        micro_batches: M, micro-batches in a step.
+        seed: of the order and the split.
+        cache_dir: folder for tokens, made if missing.
+        vocab_size: of the model; every token found is checked against it.
 
     Raises:
         DataError: a setting is out of range, or the files are missing, damaged, empty or too short.
+        ModelError: the tokenizer has no chat template for chats.
     """
     for name, value, least in (
         ("micro_batch_size", micro_batch_size, 1),
@@ -159,32 +98,49 @@ def load_data(
         raise DataError(
             f"evaluation data is given twice, as files and as eval_share {eval_share}; leave out one of the two"
         )
+    wanted = record_format or RecordFormat()
 
-    def tokens_of(survey: FileSurvey) -> TokenFile:
-        file = tokenise_files(survey, tokenizer=tokenizer, text_field=text_field, cache_dir=Path(cache_dir))
+    def corpus(survey: FileSurvey, what: str) -> _Corpus:
+        format_ = find_format(survey, wanted)
+        survey = files_of_format(survey, format_)
+        if format_ == "text":
+            file = tokenise_files(survey, tokenizer=tokenizer, text_field=wanted.text_field, cache_dir=Path(cache_dir))
+        else:
+            file = tokenise_examples(survey, format_, wanted, tokenizer=tokenizer, cache_dir=Path(cache_dir))
         if vocab_size is not None and file.largest_token >= vocab_size:
             raise DataError(
                 f"{_name(survey)}: token {file.largest_token} "
                 f"({tokenizer.convert_ids_to_tokens(file.largest_token)!r}) occurs, the model's vocab_size "
                 f"is {vocab_size}; use the model's own tokenizer, or take this token out of the text"
             )
-        return file
+        how = packing if packing != "auto" else "whole" if format_ == "text" else "documents"
+        source = f"{what} data {_name(survey)}"
+        long: LongDocuments | None = None
+        sequences: PackedSequences | DocumentRows
+        if how == "whole":
+            sequences = pack(file.open(), sequence_length, source=source, target_bits=file.targets())
+        else:
+            long = long_documents if long_documents != "auto" else "split" if format_ == "text" else "truncate"
+            sequences = document_rows(
+                file, sequence_length, packed=how == "documents", long_documents=long, source=source
+            )
+        return _Corpus(survey=survey, format=format_, packing=how, long_documents=long, file=file, sequences=sequences)
 
-    survey = survey_files(train)
-    held_out: PackedSequences | None = None
-    digests: list[str] = []
+    survey = survey_files(train, "train")
+    held_out: PackedSequences | DocumentRows | None = None
+    decides: list[tuple[object, ...]] = []
     if evaluation is not None:
-        evaluation_survey = survey_files(evaluation)
+        evaluation_survey = survey_files(evaluation, "evaluation")
         survey = without_files_of(survey, evaluation_survey)
-        evaluation_file = tokens_of(evaluation_survey)
-        held_out = pack(evaluation_file.open(), sequence_length, source=f"evaluation data {_name(evaluation_survey)}")
-        digests.append(evaluation_file.digest)
-    file = tokens_of(survey)
-    training = pack(file.open(), sequence_length, source=f"training data {_name(survey)}")
+        evaluated = corpus(evaluation_survey, "evaluation")
+        held_out = evaluated.sequences
+        decides.append(evaluated.decides)
+    found = corpus(survey, "training")
+    training = found.sequences
     if evaluation is None:
         training, chosen = split_for_evaluation(training, eval_share=eval_share, seed=seed)
         held_out = chosen if len(chosen) else None
-    digests.append(file.digest)
+    decides.append(found.decides)
     batches = TokenBatches(
         training=training,
         held_out=held_out,
@@ -192,14 +148,20 @@ def load_data(
         micro_batch_size=micro_batch_size,
         micro_batches=micro_batches,
         report=DataReport(
-            files=len(survey.files),
-            documents=file.documents,
-            tokens=file.tokens,
+            files=len(found.survey.files),
+            documents=found.file.documents,
+            tokens=found.file.tokens,
             dropped_tokens=training.dropped_tokens,
             skipped_files=survey.not_text,
             empty_files=survey.empty,
+            other_files=survey.other_split,
+            format=found.format,
+            packing=found.packing,
+            targets=training.targets,
+            cut=training.cut if isinstance(training, DocumentRows) else CutReport(),
         ),
-        fingerprint=_fingerprint(digests, sequence_length, eval_share, seed),
+        fingerprint=_fingerprint(*decides, sequence_length, float(eval_share), seed, PACKING_VERSION),
+        pad_token=_pad_token(tokenizer, vocab_size),
     )
     if batches.sequences < batches.sequences_per_step:
         logger.warning(
@@ -224,16 +186,18 @@ def check_sequence_length(sequence_length: int, max_positions: int | None, model
         )
 
 
-def _batch(input_ids: Tensor) -> dict[str, Tensor]:
-    # A copy each: whoever changes the labels in place must not change the input.
-    return {"input_ids": input_ids.clone(), "labels": input_ids.clone()}
-
-
-def _fingerprint(digests: list[str], sequence_length: int, eval_share: float, seed: int) -> str:
-    decides = (digests, sequence_length, float(eval_share), seed)
-    return hashlib.blake2b(repr(decides).encode(), digest_size=16).hexdigest()
-
-
 def _name(survey: FileSurvey) -> str:
     first = survey.files[0].path
     return str(first) if len(survey.files) == 1 else f"{first} and {len(survey.files) - 1} more files"
+
+
+def _pad_token(tokenizer: "PreTrainedTokenizerBase", vocab_size: int | None) -> int:
+    """An id that the model has; no token that is learnt ever sees it."""
+    for id_ in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if id_ is not None and (vocab_size is None or id_ < vocab_size):
+            return int(id_)
+    return 0
+
+
+def _fingerprint(*decides: object) -> str:
+    return hashlib.blake2b(repr(decides).encode(), digest_size=16).hexdigest()

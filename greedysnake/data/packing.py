@@ -1,13 +1,18 @@
 """Tokens cut into sequences of one length, and the sequences kept for evaluation."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from greedysnake.data.rows import IGNORED_LABEL, Row, Sequences
+from greedysnake.data.token_files import TargetBits
 from greedysnake.errors import DataError
+
+AnySequences = TypeVar("AnySequences", bound=Sequences)
 
 _SPLIT, _ORDER = 0, 1
 """What a permutation is for, so that one seed gives unrelated ones."""
@@ -24,7 +29,11 @@ class PackedSequences:
     rows: np.ndarray
     """Which of them these are, int64 [sequences], rising."""
     dropped_tokens: int
-    """Tokens at the corpus' end that filled no sequence."""
+    """Tokens at the corpus' end that filled no sequence, and those of sequences without anything to learn."""
+    target_bits: TargetBits | None = None
+    """Which tokens of the corpus are to be learnt; None for all."""
+    row_targets: np.ndarray | None = None
+    """How many those are in each sequence of the corpus, int64; None for all but the first."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -35,23 +44,57 @@ class PackedSequences:
         return self.table.shape[1]
 
     @property
+    def packed(self) -> bool:
+        """Attention may reach over a whole sequence."""
+        return False
+
+    @property
+    def padded(self) -> bool:
+        """All have T tokens."""
+        return False
+
+    @property
     def tokens(self) -> int:
         """Tokens in all of these sequences."""
         return len(self) * self.sequence_length
+
+    @property
+    def targets(self) -> int:
+        """Tokens to learn in all of these sequences."""
+        if self.row_targets is None:
+            return len(self) * (self.sequence_length - 1)
+        return int(self.row_targets[self.rows].sum())
+
+    def subset(self, rows: np.ndarray) -> Self:
+        """Some of these sequences, by their numbers."""
+        return replace(self, rows=self.rows[rows])
+
+    def row(self, number: int) -> Row:
+        """A sequence by its number, below ``len(self)``."""
+        row = int(self.rows[number])
+        ids = self.table[row].astype(np.int64)
+        labels = ids.copy()
+        if self.target_bits is not None:
+            start = row * self.sequence_length
+            labels[~self.target_bits.read(start, start + self.sequence_length)] = IGNORED_LABEL
+        return Row(ids=ids, labels=labels)
 
     def gather(self, numbers: np.ndarray) -> Tensor:
         """Sequences by their numbers (int64 [n], each below ``len(self)``) as token ids, int64 [n, T]."""
         return torch.from_numpy(self.table[self.rows[numbers]].astype(np.int64))
 
 
-def pack(tokens: np.ndarray, sequence_length: int, *, source: str) -> PackedSequences:
+def pack(
+    tokens: np.ndarray, sequence_length: int, *, source: str, target_bits: TargetBits | None = None
+) -> PackedSequences:
     """Cut ``tokens`` (ids [n]) into n // ``sequence_length`` sequences; the tokens left over are dropped.
 
-    Sequences may hold several documents, and documents may go on in the next sequence.
+    Sequences may hold several documents, and documents may go on in the next sequence. Those without a token to
+    learn, as ``target_bits`` say, are left out.
 
     Raises:
-        DataError: a sequence would have no token to predict, or there are too few tokens for one. ``source``
-            says in the message whose tokens they are.
+        DataError: a sequence would have no token to predict, or there are too few tokens for one, or none is to be
+            learnt. ``source`` says in the message whose tokens they are.
     """
     if sequence_length < 2:
         raise DataError(f"sequence_length is {sequence_length}; at least 2 are needed, to predict one from another")
@@ -64,12 +107,25 @@ def pack(tokens: np.ndarray, sequence_length: int, *, source: str) -> PackedSequ
     table = tokens[: sequences * sequence_length].reshape(sequences, sequence_length)
     if dropped:
         logger.info("%s: the last %d of %d tokens fill no sequence and are dropped", source, dropped, len(tokens))
-    return PackedSequences(table=table, rows=np.arange(sequences, dtype=np.int64), dropped_tokens=dropped)
+    rows = np.arange(sequences, dtype=np.int64)
+    if target_bits is None:
+        return PackedSequences(table=table, rows=rows, dropped_tokens=dropped)
+    row_targets = target_bits.count(rows * sequence_length, np.full(sequences, sequence_length))
+    useful = rows[row_targets > 0]
+    if not len(useful):
+        raise DataError(f"{source}: none of {len(tokens)} tokens is to be learnt; look at the data")
+    if left_out := sequences - len(useful):
+        logger.warning("%s: %d of %d sequences have no token to learn and were left out", source, left_out, sequences)
+    return PackedSequences(
+        table=table,
+        rows=useful,
+        dropped_tokens=dropped + left_out * sequence_length,
+        target_bits=target_bits,
+        row_targets=row_targets,
+    )
 
 
-def split_for_evaluation(
-    packed: PackedSequences, *, eval_share: float, seed: int
-) -> tuple[PackedSequences, PackedSequences]:
+def split_for_evaluation(packed: AnySequences, *, eval_share: float, seed: int) -> tuple[AnySequences, AnySequences]:
     """Training and evaluation sequences: about ``eval_share`` of ``packed`` are for evaluation.
 
     At least one is if ``eval_share`` is above 0. Which ones depends on ``seed`` and on how many there are, on
@@ -88,10 +144,7 @@ def split_for_evaluation(
         )
     chosen = np.zeros(len(packed), dtype=bool)
     chosen[stable_permutation(len(packed), (seed, _SPLIT))[:held_out]] = True
-    return (
-        PackedSequences(table=packed.table, rows=packed.rows[~chosen], dropped_tokens=packed.dropped_tokens),
-        PackedSequences(table=packed.table, rows=packed.rows[chosen], dropped_tokens=packed.dropped_tokens),
-    )
+    return packed.subset(np.flatnonzero(~chosen)), packed.subset(np.flatnonzero(chosen))
 
 
 class EpochOrder:

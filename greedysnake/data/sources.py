@@ -1,13 +1,14 @@
-"""Documents out of text and JSON lines files, as a dataset on disk."""
+"""Documents out of plain text and out of records with text, as a dataset on disk."""
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from greedysnake.data.files import FileSurvey, SourceFile
+from greedysnake.data.formats import RecordFormat, missing_fields
+from greedysnake.data.records import Problems, Record, json_kind, open_text, read_records, text_problem
 from greedysnake.errors import DataError
 
 if TYPE_CHECKING:
@@ -25,14 +26,14 @@ def load_documents(
 ) -> "Dataset":
     """The documents of the files in ``survey``, in order, in an Arrow file under ``cache_dir``.
 
-    Each line of a JSON lines file is a document, and every other file is one. A row is a piece of a document
-    of at most ``piece_characters`` characters: ``document`` (int64, counted from 0 without gaps) and
+    Each record (a line of JSON, a row of a table) is a document, and so is every other file. A row is a piece of
+    a document of at most ``piece_characters`` characters: ``document`` (int64, counted from 0 without gaps) and
     ``text``. The pieces of a document follow each other and together are exactly its text, less a byte order
     mark. Documents with nothing but white space are left out. What an earlier call left under ``cache_dir``
     for files with the same content is used again.
 
     Raises:
-        DataError: a line is not a JSON object with text in ``text_field``, or no file has any text.
+        DataError: records without text in ``text_field``, many at once, or no file has any text.
     """
     import datasets
 
@@ -62,14 +63,15 @@ def documents_fingerprint(
     survey: FileSurvey, *, text_field: str = "text", piece_characters: int = PIECE_CHARACTERS
 ) -> str:
     """A digest of everything that decides the rows of `load_documents`; where the files lie does not."""
-    contents = [(file.digest, file.is_json_lines) for file in survey.files]
+    contents = [(file.digest, file.kind) for file in survey.files]
     return hashlib.blake2b(repr((contents, text_field, piece_characters)).encode(), digest_size=16).hexdigest()
 
 
 def _rows(survey: FileSurvey, text_field: str, piece_characters: int) -> Iterator[dict[str, Any]]:
     document = 0
+    problems = Problems()
     for file in survey.files:
-        for blocks in _documents(file, text_field, piece_characters):
+        for blocks in _documents(file, text_field, piece_characters, problems):
             # Whether a document has any text shows only as it is read: white space is held back until then.
             blank: list[str] = []
             begun = False
@@ -82,80 +84,44 @@ def _rows(survey: FileSurvey, text_field: str, piece_characters: int) -> Iterato
                 blank.clear()
                 begun = True
             document += begun
+    problems.settle()
     if not document:
         names = ", ".join(str(file.path) for file in survey.files[:3])
         raise DataError(f"{names}: every document is empty; name files with text")
 
 
-def _documents(file: SourceFile, text_field: str, block_characters: int) -> Iterator[Iterable[str]]:
+def _documents(file: SourceFile, text_field: str, block_characters: int, problems: Problems) -> Iterator[Iterable[str]]:
     """Each document of ``file`` as the blocks of text that it is made of."""
-    if not file.is_json_lines:
+    if file.kind == "text":
         yield _text_blocks(file.path, block_characters)
         return
-    with _open_text(file.path, newline="\n") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                text = _text_of_line(line, where=f"{file.path}, line {number}", text_field=text_field)
-                yield (text[at : at + block_characters] for at in range(0, len(text), block_characters))
+    wanted = RecordFormat(format="text", text_field=text_field)
+    for record in read_records(file, problems, example=wanted.example("text"), columns=(text_field,)):
+        problem = _wrong_text(record, wanted)
+        if problem is not None:
+            problems.add(problem)
+        elif not problems:  # after the first problem, nothing comes of the data but more problems
+            text = record.fields[text_field]
+            yield (text[at : at + block_characters] for at in range(0, len(text), block_characters))
 
 
 def _text_blocks(path: Path, block_characters: int) -> Iterator[str]:
     # newline="": line ends are part of the text and stay what they are.
-    with _open_text(path, newline="") as file:
+    with open_text(path, newline="") as file:
         while block := file.read(block_characters):
             yield block
 
 
-@contextmanager
-def _open_text(path: Path, *, newline: str) -> Iterator[Any]:
-    """``path`` opened as UTF-8 without its byte order mark; a change since the survey is a DataError."""
-    try:
-        with path.open(encoding="utf-8-sig", newline=newline) as file:
-            yield file
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read any more ({error}); was it changed meanwhile?") from error
-
-
-def _text_of_line(line: str, *, where: str, text_field: str) -> str:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{where}: not valid JSON ({error}); every line must be one JSON object such as "
-            f'{{"{text_field}": "..."}}, so put each document on a line of its own, or name the file .txt to '
-            "train on it as plain text"
-        ) from error
-    if not isinstance(record, dict):
-        raise DataError(
-            f"{where}: a JSON object is needed, {_json_kind(record)} was found; write each line as "
-            f'{{"{text_field}": "..."}}'
-        )
-    if text_field not in record:
-        found = ", ".join(repr(name) for name in record) or "none"
-        raise DataError(
-            f"{where}: no field {text_field!r} (fields found: {found}); set text_field to the field with the text"
-        )
-    text = record[text_field]
+def _wrong_text(record: Record, wanted: RecordFormat) -> str | None:
+    """What is wrong with a record that should hold text."""
+    if problem := missing_fields(record, "text", wanted):
+        return problem
+    text = record.fields[wanted.text_field]
+    place = f"{record.place}: field {wanted.text_field!r}"
     if not isinstance(text, str):
-        raise DataError(
-            f"{where}: field {text_field!r} holds {_json_kind(text)}, text is needed; set text_field to a "
-            "field with text, or mend the line"
-        )
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"{where}: field {text_field!r} has half a surrogate pair at character {error.start}, which is "
-            "no text; mend or delete the line"
-        ) from error
-    return text
-
-
-def _json_kind(value: object) -> str:
-    if value is None:
-        return "null"
-    kinds = {str: "a string", bool: "a boolean", int: "a number", float: "a number", list: "a list"}
-    return kinds.get(type(value), "an object")
+        return f"{place} holds {json_kind(text)}, text is needed; set text_field to a field with text, or mend the line"
+    problem = text_problem(text)
+    return None if problem is None else f"{place} {problem}"
 
 
 def cut_into_pieces(blocks: Iterable[str], limit: int) -> Iterator[str]:

@@ -87,6 +87,23 @@ def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerBase":
     return tokenizer
 
 
+def use_chat_template(tokenizer: "PreTrainedTokenizerBase", path: Path) -> None:
+    """Give ``tokenizer`` the chat template in the file ``path``, instead of its own if it has one.
+
+    Raises:
+        ModelError: the file cannot be read, or is empty.
+    """
+    try:
+        template = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(
+            f"data.chat_template: {path} cannot be read ({error}); name a text file with a Jinja template"
+        ) from error
+    if not template.strip():
+        raise ModelError(f"data.chat_template: {path} is empty; write a Jinja template into it")
+    tokenizer.chat_template = template
+
+
 def token_id_bound(tokenizer: "PreTrainedTokenizerBase") -> int:
     """One more than the largest id that ``tokenizer`` can produce."""
     return max(max(tokenizer.get_vocab().values(), default=-1), *_ids_of_named_tokens(tokenizer), -1) + 1

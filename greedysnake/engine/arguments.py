@@ -1,6 +1,6 @@
 """Checks of what a trainer is made with, all problems at once."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,10 @@ from greedysnake.units import parse_bytes
 
 def check_arguments(
     *,
-    storage: list[Path],
+    storage: Sequence[Path],
     dtype: str,
     device: str,
     schedule: str,
-    boundaries: str | None,
     gradients: str | None,
     shares: Mapping[str, float | None],
     counts: Mapping[str, int | None],
@@ -29,14 +28,15 @@ def check_arguments(
         ConfigError: listing all of them.
     """
     problems = []
-    if len(storage) != 1:
-        problems.append(f"storage: give exactly one folder, got {len(storage)}; striping is not there yet")
+    if not storage:
+        problems.append("storage: give at least one folder")
+    if len(set(storage)) != len(storage):
+        problems.append(f"storage: give each folder once, got {', '.join(map(str, storage))}")
     if problem := device_problem(device):
         problems.append(f"device: {problem}")
     allowed: dict[str, tuple[Any, list[Any]]] = {
         "dtype": (dtype, list(DTYPES)),
         "schedule": (schedule, list(BUILDERS)),
-        "boundaries": (boundaries, [None, "host", "ssd", *([] if device in ("auto", "cpu") else ["device"])]),
         "gradients": (gradients, [None, "host", "ssd"]),
     }
     for name, (value, choices) in allowed.items():
@@ -48,6 +48,14 @@ def check_arguments(
     for name, share in shares.items():
         if share is not None and not 0 <= share <= 1:
             problems.append(f"{name}: must lie between 0 and 1, got {share}")
+    on_device, on_ssd = shares["boundaries_on_device"] or 0.0, shares["boundaries_on_ssd"] or 0.0
+    if on_device + on_ssd > 1 + 1e-9:
+        problems.append(
+            f"boundaries_on_device, boundaries_on_ssd: together at most 1, got {on_device} and {on_ssd}; the rest "
+            f"waits in host memory"
+        )
+    if on_device and device in ("auto", "cpu"):
+        problems.append(f"boundaries_on_device: must be 0 where the device is {device!r}, got {on_device}")
     for name, size in sizes.items():
         try:
             parse_bytes(0 if size is None else size)

@@ -1,6 +1,6 @@
 """Checks of what a training step is given."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from transformers import PretrainedConfig
@@ -47,9 +47,7 @@ def check_micro_batches(micro_batches: Sequence[MicroBatch], config: PretrainedC
         if ids.numel() == 0:
             problems.append(f"{name} is empty: input_ids has shape {list(ids.shape)}")
             continue
-        mask = batch.get("attention_mask")
-        if mask is not None and mask.dim() == 2 and mask.shape != ids.shape:
-            problems.append(f"{name}: attention_mask has shape {list(mask.shape)}, input_ids {list(ids.shape)}")
+        problems += [f"{name}: {problem}" for problem in _wrong_inputs(batch, ids)]
         rows, tokens = max(rows, ids.shape[0]), max(tokens, ids.shape[1])
         if int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
             problems.append(
@@ -69,6 +67,29 @@ def check_micro_batches(micro_batches: Sequence[MicroBatch], config: PretrainedC
     if problems:
         raise DataError("\n".join(problems))
     return BatchShape(micro_batches=len(micro_batches), rows=rows, tokens=tokens)
+
+
+def _wrong_inputs(batch: MicroBatch, ids: torch.Tensor) -> Iterator[str]:
+    """What is wrong with the attention mask and the positions that come with ``ids``."""
+    rows, tokens = ids.shape
+    mask = batch.get("attention_mask")
+    by_kind = mask if isinstance(mask, Mapping) else {"": mask}
+    for kind, found in by_kind.items():
+        of = f"attention_mask{f' of {kind}' if kind else ''}"
+        if found is None:
+            continue
+        if not isinstance(found, torch.Tensor):
+            yield f"{of} is a {type(found).__name__}, not a tensor"
+        elif found.dim() == 2 and found.shape != ids.shape:
+            yield f"{of} has shape {list(found.shape)}, input_ids {list(ids.shape)}"
+        elif found.dim() == 4 and (found.shape[0] not in (1, rows) or found.shape[2:] != (tokens, tokens)):
+            yield f"{of} has shape {list(found.shape)}; [{rows}, 1, {tokens}, {tokens}] fits input_ids"
+    positions = batch.get("position_ids")
+    if positions is None:
+        return
+    fits = positions.dim() != 2 or positions.shape in (ids.shape, (1, tokens))  # some models take three of each
+    if positions.dtype != torch.int64 or not fits:
+        yield f"position_ids must be int64 {list(ids.shape)}, got {positions.dtype} {list(positions.shape)}"
 
 
 def target_tokens(micro_batches: Sequence[MicroBatch]) -> int:

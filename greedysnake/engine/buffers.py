@@ -11,6 +11,9 @@ from greedysnake.storage import BLOCK_BYTES, aligned_empty, round_up
 ACTIVATION_POOLS = frozenset({"activation", "boundary_gradient", "norm"})
 """Pools whose content is tensors that torch allocates; the rest is reserved here."""
 
+HOST_ONLY_POOLS = frozenset({"state", "resident_state", "held", "gradient_chunk"})
+"""Host pools that nothing is copied from or to on a separate device, so that they need not be made ready for it."""
+
 
 class Buffers:
     """Memory by buffer: every slot of every device and host pool that is not made of activations."""
@@ -26,7 +29,8 @@ class Buffers:
                     self._memory[Buffer(name, slot)] = device.allocate(count)
                 elif count:
                     self._memory[Buffer(name, slot)] = aligned_empty(count)
-                    device.prepare_host(self._memory[Buffer(name, slot)])
+                    if name not in HOST_ONLY_POOLS:
+                        device.prepare_host(self._memory[Buffer(name, slot)])
 
     def __getitem__(self, buffer: Buffer) -> Tensor:
         """The buffer's memory, uint8."""

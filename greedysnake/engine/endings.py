@@ -19,18 +19,19 @@ class ContentEndings:
         self._operations = schedule.operations
         self._over = over
         self._lock = threading.Lock()
-        self._lives: defaultdict[int, list[Life]] = defaultdict(list)
+        self._lives: defaultdict[int, list[tuple[Life, int]]] = defaultdict(list)  # with their writers
         self._left: dict[Life, int] = {}
         for life in content_lives(schedule):
-            self._left[life] = len(life.uses)
-            for index in life.uses:
-                self._lives[index].append(life)
+            if life.writer is not None and life.released:
+                self._left[life] = len(life.uses)
+                for index in life.uses:
+                    self._lives[index].append((life, life.writer))
 
     def ended(self, operation: Operation) -> None:
         """Count an operation that has ended."""
-        for life in self._lives.get(operation.index, ()):
+        for life, writer in self._lives.get(operation.index, ()):
             with self._lock:
                 self._left[life] -= 1
                 over = not self._left[life]
             if over:
-                self._over(life.buffer, self._operations[life.writer])
+                self._over(life.buffer, self._operations[writer])

@@ -4,14 +4,15 @@ Operations run on one queue a resource, each as soon as what it waits for has en
 its work before it returns, or gives the transfer that will have done it.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from greedysnake.engine.buffers import Buffers
-from greedysnake.engine.devices import Device
+from greedysnake.engine.devices import Device, bytes_of
 from greedysnake.engine.endings import ContentEndings
 from greedysnake.engine.queues import QueueRun, StepEndedError
 from greedysnake.engine.unit_store import boundary_key, gradient_key, state_key, weights_key
@@ -36,6 +37,8 @@ class StepWork:
         delayed: scalars of the updates that the step before left.
         max_grad_norm: largest gradient norm, None for no clipping.
         must_be_finite: whether a loss or gradient that is not ends the step.
+        contents: what a commit on the way says about the state that it commits.
+        committed: whether there was one.
         losses: loss of each micro-batch, its share of the step's.
         norms: norm of every parameter's gradient, by name.
         gradient: norm of the whole gradient.
@@ -45,6 +48,8 @@ class StepWork:
     delayed: UpdateScalars | None = None
     max_grad_norm: float | None = None
     must_be_finite: bool = True
+    contents: dict[str, Any] = field(default_factory=dict)
+    committed: bool = False
     losses: dict[int, Tensor] = field(default_factory=dict)
     norms: dict[str, Tensor] = field(default_factory=dict)
     gradient: GradientNorm | None = None
@@ -101,6 +106,8 @@ class Executor:
             Kind.LOAD_STATE: self._load_state,
             Kind.UPDATE: self._update,
             Kind.STORE_STATE: self._store_state,
+            Kind.STORE_RESIDENT: self._store_state,
+            Kind.COMMIT: self._commit,
         }
 
     def run(
@@ -117,6 +124,7 @@ class Executor:
             NonFiniteStepError: the loss or the gradient is not finite; everything before that in the schedule
                 has been carried out.
             StorageError: a transfer failed.
+            MemoryBudgetError: the device's memory did not suffice.
         """
         threads = torch.get_num_threads()
 
@@ -124,16 +132,32 @@ class Executor:
             return self._handlers[operation.kind](operation, work) if operation.resource in only else None
 
         run = QueueRun(
-            schedule.operations,
+            schedule.operations if self._choices.overlap else _one_by_one(schedule.operations),
             perform,
             enter_thread=lambda: torch.set_num_threads(1),  # the cores are for the compute thread
             ending=ContentEndings(schedule, self._content_over).ended if Resource.COMPUTE in only else _nothing,
         )
         try:
-            run.run()
+            with self._device.computing():
+                run.run()
         finally:
             torch.set_num_threads(threads)
-        return [_event(schedule.operations[index], start, end) for index, start, end in run.spans]
+        return [self._event(schedule.operations[index], start, end) for index, start, end in run.spans]
+
+    def _event(self, operation: Operation, start: float, end: float) -> OperationEvent:
+        updated = self._chunk(operation).pieces if operation.kind == Kind.UPDATE else ()
+        return OperationEvent(
+            kind=operation.kind,
+            resource=operation.resource,
+            unit=operation.unit,
+            micro_batch=operation.micro_batch,
+            chunk=operation.chunk,
+            start_s=start,
+            end_s=end,
+            bytes=operation.bytes,
+            parameters=sum(piece.elements for piece in updated),
+            operation=operation.index,
+        )
 
     def _content_over(self, buffer: Buffer, writer: Operation) -> None:
         """Nobody needs a buffer's content any more.
@@ -141,10 +165,11 @@ class Executor:
         A boundary that left is still held by the model's paused frames, so its storage is emptied, not its
         name dropped.
         """
-        leaves = self._choices.boundaries_leave and self._model.training
-        if buffer.pool == "activation" and writer.kind == Kind.FORWARD and leaves:
+        if buffer.pool == "activation":
+            # one that was brought back goes with the backward's own graph, as the head's input does with the head's
             unit = _unit(writer)
-            if unit < len(self._skeleton.layouts) - 2:  # the head's input goes with the head's own graph
+            leaves = self._choices.boundary_leaves(unit, len(self._skeleton.layouts)) and self._model.training
+            if writer.kind == Kind.FORWARD and leaves:
                 self._model.boundary(unit, _micro_batch(writer)).untyped_storage().resize_(0)
         elif buffer in self._buffers:
             self._device.freed(self._buffers[buffer])
@@ -205,14 +230,12 @@ class Executor:
     # Boundaries
 
     def _copy_boundary_out(self, operation: Operation, work: StepWork) -> None:
-        boundary = _bytes_of(self._model.boundary(_unit(operation), _micro_batch(operation)))
+        boundary = bytes_of(self._model.boundary(_unit(operation), _micro_batch(operation)))
         self._device.copy(self._buffers[operation.writes[0]][: boundary.numel()], boundary)
 
     def _copy_boundary_in(self, operation: Operation, work: StepWork) -> None:
         tensor = self._model.boundary(_unit(operation), _micro_batch(operation))
-        tensor.untyped_storage().resize_(tensor.numel() * tensor.element_size())
-        boundary = _bytes_of(tensor)
-        self._device.copy(boundary, self._buffers[operation.reads[0]][: boundary.numel()])
+        self._device.refill(tensor, self._buffers[operation.reads[0]][: tensor.nbytes])
 
     def _store_boundary(self, operation: Operation, work: StepWork) -> Transfer:
         key, size = self._boundary_place(operation)
@@ -253,7 +276,7 @@ class Executor:
 
     def _total_norm(self, operation: Operation, work: StepWork) -> None:
         norms = [work.norms[name] for name in self._skeleton.parameters if name in work.norms]
-        work.gradient = total_norm(norms, work.max_grad_norm)
+        work.gradient = total_norm(norms, work.max_grad_norm, work.prompt.loss_scale)
         if work.must_be_finite and not work.gradient.finite:
             raise NonFiniteStepError(f"the norm of the gradient is {work.gradient.norm}")
         work.prompt = replace(work.prompt, clip=work.gradient.clip)
@@ -299,10 +322,14 @@ class Executor:
 
     def _store_state(self, operation: Operation, work: StepWork) -> Transfer:
         unit, index, chunk = _unit(operation), _index(operation), self._chunk(operation)
-        weights = [chunk.weights(memory) for memory in self._read(operation, "weights")]
-        state = [memory[: chunk.state_bytes] for memory in self._read(operation, "state")]
+        weights = [chunk.weights(memory) for memory in self._read(operation, "weights", "resident_weights")]
+        state = [memory[: chunk.state_bytes] for memory in self._read(operation, "state", "resident_state")]
         writes = [self._store.write(weights_key(unit, index), [part]) for part in weights]
         return Transfer.together([*writes, *(self._store.write(state_key(unit, index), [part]) for part in state)])
+
+    def _commit(self, operation: Operation, work: StepWork) -> None:
+        self._store.commit(work.contents)
+        work.committed = True
 
     # What stays in host memory
 
@@ -347,6 +374,11 @@ class Executor:
         return [self._buffers[buffer] for buffer in found]
 
 
+def _one_by_one(operations: Sequence[Operation]) -> list[Operation]:
+    """The same operations on one queue, each waiting for the one before."""
+    return [replace(o, resource=Resource.COMPUTE, after=(o.index - 1,) if o.index else ()) for o in operations]
+
+
 def _nothing(operation: Operation) -> None:
     """Without computation there are no activations to end."""
 
@@ -367,21 +399,3 @@ def _index(operation: Operation) -> int:
     if operation.chunk is None:
         raise ValueError(f"{operation} names no chunk")
     return operation.chunk
-
-
-def _bytes_of(tensor: Tensor) -> Tensor:
-    """A tensor's memory as uint8."""
-    return tensor.detach().reshape(-1).view(torch.uint8)
-
-
-def _event(operation: Operation, start: float, end: float) -> OperationEvent:
-    return OperationEvent(
-        kind=operation.kind,
-        resource=operation.resource,
-        unit=operation.unit,
-        micro_batch=operation.micro_batch,
-        chunk=operation.chunk,
-        start_s=start,
-        end_s=end,
-        bytes=operation.bytes,
-    )

@@ -1,6 +1,7 @@
 """A run's store and model: made for a new run, or opened to read a committed one."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from greedysnake.storage import Store
 MODEL_FOLDER = "model"
 BUFFERS_NAME = "buffers.safetensors"
 
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 def config_of(model: str | Path | PretrainedConfig | PreTrainedModel) -> PretrainedConfig:
@@ -49,7 +50,7 @@ def frozen_names(model: str | Path | PretrainedConfig | PreTrainedModel) -> froz
 
 def write_model(
     store: Store, skeleton: Skeleton, model: str | Path | PretrainedConfig | PreTrainedModel, seed: int
-) -> None:
+) -> dict[str, str]:
     """Put the first weights of a run into its store, a unit at a time (embedding and head together).
 
     Args:
@@ -57,6 +58,9 @@ def write_model(
         skeleton: the model.
         model: where weights come from; a config gives random ones.
         seed: of random weights.
+
+    Returns:
+        A digest of each file beside the weights, by name; what a commit says about them.
     """
     checkpoint = Checkpoint(Path(model), config_of(model)) if isinstance(model, str | Path) else None
     last = len(skeleton.layouts) - 1
@@ -69,13 +73,25 @@ def write_model(
             _copy_weights(skeleton, masters, model)
         for unit in units:
             write_unit(store, unit, skeleton.layouts[unit], masters.pop(unit))
-    folder = store.folder / MODEL_FOLDER
+    folder = store.folders[0] / MODEL_FOLDER
     skeleton.model.config.save_pretrained(folder)
     if skeleton.model.can_generate():
         if isinstance(model, str | Path) and (Path(model) / "generation_config.json").is_file():
             skeleton.model.generation_config = GenerationConfig.from_pretrained(Path(model))
         skeleton.model.generation_config.save_pretrained(folder)
-    save_file({name: b.clone() for name, b in skeleton.persistent_buffers().items()}, folder / BUFFERS_NAME)
+    # all buffers, also those that a saved model leaves out: what they hold (rotary frequencies) is computed only once
+    buffers = {name: buffer.contiguous().clone() for name, buffer in skeleton.model.named_buffers()}
+    save_file(buffers, folder / BUFFERS_NAME)
+    return _digests(folder)
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """BLAKE2 of each file in a folder, by name."""
+    return {
+        path.name: blake2b(path.read_bytes(), digest_size=16).hexdigest()
+        for path in sorted(folder.iterdir())
+        if path.is_file()
+    }
 
 
 def _copy_weights(skeleton: Skeleton, masters: Mapping[int, Tensor], model: PreTrainedModel) -> None:
@@ -88,23 +104,30 @@ def _copy_weights(skeleton: Skeleton, masters: Mapping[int, Tensor], model: PreT
         buffer.copy_(values[name])
 
 
-def open_committed(folder: Path) -> tuple[Store, Skeleton, dict[str, Any]]:
-    """A committed run's store to read from, its model, and what the run wrote about itself.
+def open_committed(folders: Sequence[Path], *, writable: bool = False) -> tuple[Store, Skeleton, dict[str, Any]]:
+    """A committed run's store, its model, and what the run wrote about itself.
+
+    Args:
+        folders: all of the store's, in order.
+        writable: whether the run will go on.
 
     Raises:
         StorageError: there is no readable store.
     """
-    store, contents = Store.open(folder)
+    store, contents = Store.open(folders, writable=writable)
+    folder = Path(folders[0])
     try:
+        _check_model_files(folder / MODEL_FOLDER, contents["model_files"])
         config = read_config(folder / MODEL_FOLDER)
         skeleton = build_skeleton(
             config,
-            dtype=DTYPES[contents["dtype"]],
-            layers_per_unit=int(contents["layers_per_unit"]),
-            chunk_elements=int(contents["chunk_elements"]),
+            dtype=DTYPES[contents["settings"]["dtype"]],
+            layers_per_unit=int(contents["settings"]["layers_per_unit"]),
+            chunk_elements=int(contents["settings"]["chunk_elements"]),
+            frozen=frozenset(contents["frozen"]),
         )
         saved = load_file(folder / MODEL_FOLDER / BUFFERS_NAME)
-        for name, buffer in skeleton.persistent_buffers().items():
+        for name, buffer in skeleton.model.named_buffers():
             buffer.copy_(saved[name])
         if skeleton.model.can_generate() and (folder / MODEL_FOLDER / "generation_config.json").is_file():
             skeleton.model.generation_config = GenerationConfig.from_pretrained(folder / MODEL_FOLDER)
@@ -115,3 +138,34 @@ def open_committed(folder: Path) -> tuple[Store, Skeleton, dict[str, Any]]:
         store.close()
         raise
     return store, skeleton, contents
+
+
+def _check_model_files(folder: Path, expected: Mapping[str, str]) -> None:
+    found = _digests(folder) if folder.is_dir() else {}
+    wrong = [
+        f"{folder / name} is {'missing' if name not in found else 'not as it was written'}"
+        for name, digest in expected.items()
+        if found.get(name) != digest
+    ]
+    if wrong:
+        raise StorageError("\n".join(wrong))
+
+
+def check_undamaged(store: Store, progress: Callable[[int, int], None] | None = None) -> None:
+    """Read all that the last commit holds, and compare it with its checksums.
+
+    Args:
+        store: an open one.
+        progress: told bytes read so far and in all.
+
+    Raises:
+        StorageError: something is damaged: which file, where, and what was there.
+    """
+    damages = store.verify(progress)
+    if damages:
+        shown = "\n  ".join(map(str, damages[:10]))
+        more = f"\n  and {len(damages) - 10} more" if len(damages) > 10 else ""
+        raise StorageError(
+            f"the last snapshot in {store.folders[0]} is damaged, so it is not used:\n  {shown}{more}\nThe disk "
+            f"changed what was written to it: look at its health, and begin again from an export or a copy of the store"
+        )

@@ -48,9 +48,14 @@ class PreparedPlan:
         own = self.plan.batch
         return own.micro_batches == batch.micro_batches and own.rows >= batch.rows and own.tokens >= batch.tokens
 
-    def step_schedule(self, *, pending: bool) -> Schedule:
-        """A step's operations; ``pending``: after a step that left delayed updates."""
-        return self._once(f"step, {pending=}", lambda: self.plan.build(pending=pending))
+    def step_schedule(self, *, pending: bool, snapshot: bool) -> Schedule:
+        """A step's operations.
+
+        Args:
+            pending: whether it comes after a step that left delayed updates.
+            snapshot: whether the state after that step is committed on the way.
+        """
+        return self._once(f"step, {pending=}, {snapshot=}", lambda: self.plan.build(pending=pending, snapshot=snapshot))
 
     def flush_schedule(self) -> Schedule:
         """Delayed updates alone."""

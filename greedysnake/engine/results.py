@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from greedysnake.report.events import OperationEvent
+from greedysnake.schedule import Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,9 +19,11 @@ class StepResult:
         seconds: wall time.
         skipped: why it changed no state (a loss or gradient that is not finite), or None.
         clipped: whether the gradient was scaled down.
+        loss_scale: what its loss was multiplied by before the backward (float16), or None.
         ssd_read_bytes, ssd_write_bytes: moved by the store.
         host_peak_bytes: most memory the process has had so far.
         events: when each operation ran.
+        schedule: what the events are of.
     """
 
     step: int
@@ -31,7 +34,9 @@ class StepResult:
     seconds: float
     skipped: str | None
     clipped: bool
+    loss_scale: float | None
     ssd_read_bytes: int
     ssd_write_bytes: int
     host_peak_bytes: int
     events: tuple[OperationEvent, ...]
+    schedule: Schedule | None = None

@@ -2,64 +2,57 @@
 
 import time
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from greedysnake.engine.arguments import check_arguments
 from greedysnake.engine.batches import check_micro_batches, target_tokens
 from greedysnake.engine.devices import make_device
 from greedysnake.engine.executor import NonFiniteStepError, StepWork
-from greedysnake.engine.opening import DTYPES, config_of, frozen_names, write_model
+from greedysnake.engine.opening import (
+    DTYPES,
+    check_undamaged,
+    config_of,
+    frozen_names,
+    open_committed,
+    write_model,
+)
 from greedysnake.engine.prepared import PreparedPlan
+from greedysnake.engine.progress import Progress
 from greedysnake.engine.results import StepResult
+from greedysnake.engine.settings import TrainerSettings
 from greedysnake.engine.unit_store import durable_extents, read_unit_weights, scratch_extents
 from greedysnake.errors import NonFiniteError
 from greedysnake.models.export import export_model
-from greedysnake.models.layout import DEFAULT_CHUNK_ELEMENTS
-from greedysnake.models.skeleton import build_skeleton
+from greedysnake.models.layout import ParameterSlot
+from greedysnake.models.skeleton import Skeleton, build_skeleton
 from greedysnake.models.streaming import MicroBatch, StreamedModel
-from greedysnake.optim import AdamW, LearningRate, UpdateScalars
+from greedysnake.optim import AdamW, UpdateScalars, first_scale
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.host import process_peak_bytes
-from greedysnake.plan.placement import Plan, PlanRequest, make_plan
+from greedysnake.plan.placement import Plan, make_plan
 from greedysnake.report.events import OperationEvent
-from greedysnake.schedule import Resource, Schedule, Tier
-from greedysnake.storage import Store
-from greedysnake.units import parse_bytes
+from greedysnake.schedule import Resource, Schedule
+from greedysnake.storage import FolderBudget, Store
 
 
 class Trainer:
-    """Trains one model from one storage folder.
+    """Trains one model from its storage folders.
 
     Args:
         model: a model folder, a transformers config (random weights), or a loaded PreTrainedModel.
-        storage: folder for weights and state, made if missing; exactly one for now.
+        storage: folder for weights and state, or several, best one on each SSD; made if missing.
         optimizer: AdamW's settings.
-        learning_rate: by step; None keeps the optimizer's.
-        dtype: ``"bfloat16"`` (float32 master weights) or ``"float32"``.
-        device: ``"auto"`` and ``"cpu"`` compute on the CPU, ``"cuda"`` on a GPU, ``"emulated"`` on the CPU as if it
-            were a device with memory of its own, for tests.
-        host_memory: bytes that the process may use, or text like ``"16GiB"``; None: what is free, less a tenth.
-        device_memory: likewise of the device's own memory; None: all that is free.
-        delayed_share: α, the part of each unit's update that runs in the next step; None: planned.
-        schedule: ``"vertical"``, or ``"horizontal"``, the baseline.
-        seed: of random weights and dropout.
-        layers_per_unit: decoder layers loaded and computed as one.
-        snake: whether every other unit takes the micro-batches in reverse.
-        boundaries, gradients: ``"host"``, ``"ssd"``, for boundaries also ``"device"``, or None: planned.
-        resident_weights, resident_state: share of all weights and of all optimizer state that stays in host memory,
-            and is written to SSD only for a snapshot; None: as much as fits.
-        snapshot_every: steps between snapshots; None: 1 if nothing is resident, else 20.
-        chunk_elements: most parameters updated as one, a multiple of 4096.
-        max_skipped_steps: steps in a row that may be skipped because they are not finite.
         batch: sizes of the batches to come, so that all is reserved at once; None: learnt from the first step.
+        notes: JSON values of the caller's own, kept with every snapshot and given back by :meth:`resume`.
+        settings: how to train: dtype, device, memory budgets and more; :class:`greedysnake.TrainerSettings` lists them.
 
     Raises:
         ConfigError, ModelError, StorageError, MemoryBudgetError: what is wrong and what to change.
@@ -71,93 +64,101 @@ class Trainer:
         storage: Sequence[str | Path] | str | Path,
         *,
         optimizer: AdamW | None = None,
-        learning_rate: LearningRate | None = None,
-        dtype: str = "bfloat16",
-        device: str = "auto",
-        host_memory: int | str | None = None,
-        device_memory: int | str | None = None,
-        delayed_share: float | None = None,
-        schedule: str = "vertical",
-        seed: int = 0,
-        layers_per_unit: int = 1,
-        snake: bool = True,
-        boundaries: str | None = None,
-        gradients: str | None = None,
-        resident_weights: float | None = 0.0,
-        resident_state: float | None = 0.0,
-        snapshot_every: int | None = None,
-        chunk_elements: int = DEFAULT_CHUNK_ELEMENTS,
-        max_skipped_steps: int = 10,
         batch: BatchShape | None = None,
+        notes: Mapping[str, Any] | None = None,
+        **settings: Any,
     ) -> None:
-        folders = [Path(storage)] if isinstance(storage, str | Path) else [Path(folder) for folder in storage]
-        check_arguments(
-            storage=folders,
-            dtype=dtype,
-            device=device,
-            schedule=schedule,
-            boundaries=boundaries,
-            gradients=gradients,
-            shares={
-                "delayed_share": delayed_share,
-                "resident_weights": resident_weights,
-                "resident_state": resident_state,
-            },
-            counts={"layers_per_unit": layers_per_unit, "snapshot_every": snapshot_every},
-            sizes={"host_memory": host_memory, "device_memory": device_memory},
-        )
-        self.optimizer = optimizer or AdamW()
-        self._rate = learning_rate or LearningRate(peak=self.optimizer.lr)
-        self._max_skipped = max_skipped_steps
-        none_resident = resident_weights == 0 and resident_state == 0
-        self._snapshot_every = snapshot_every or (1 if none_resident else 20)
-        limit = None if device_memory is None else parse_bytes(device_memory)
-        self._device = make_device(device, limit, seed)
-        self._request = PlanRequest(
-            schedule=schedule,
-            delayed_share=delayed_share,
-            snake=snake,
-            boundaries=None if boundaries is None else Tier(boundaries),
-            gradients=None if gradients is None else Tier(gradients),
-            host_memory=None if host_memory is None else parse_bytes(host_memory),
-            separate_device=self._device.separate,
-            device_memory=limit if limit is not None else self._device.free_bytes(),
-            clipping=self.optimizer.max_grad_norm is not None,
-            commits_every_step=self._snapshot_every == 1 and none_resident,
-            resident_weights=resident_weights,
-            resident_state=resident_state,
-        )
-        self._description = {"dtype": dtype, "layers_per_unit": layers_per_unit, "chunk_elements": chunk_elements}
-        self.skeleton = build_skeleton(
+        chosen = TrainerSettings.of(storage=_folders(storage), optimizer=optimizer or AdamW(), **settings)
+        skeleton = build_skeleton(
             config_of(model),
-            dtype=DTYPES[dtype],
-            layers_per_unit=layers_per_unit,
-            chunk_elements=chunk_elements,
+            dtype=DTYPES[chosen.dtype],
+            layers_per_unit=chosen.layers_per_unit,
+            chunk_elements=chosen.chunk_elements,
             frozen=frozen_names(model),
         )
-        plan = None if batch is None else make_plan(self.skeleton, batch, self._request)
-        self.steps_done = 0
-        self.last_snapshot = 0
-        self._updates = 0
-        self._skipped = 0
-        self._delayed: UpdateScalars | None = None
-        self._unusable = False
-        self._prepared: PreparedPlan | None = None
+        self._set_up(chosen, skeleton, Progress(), dict(notes or {}))
+        plan = None if batch is None else make_plan(skeleton, batch, self._request)
         self._store = Store.create(
-            folders[0],
+            chosen.storage,
             run=uuid.uuid4().hex,
-            durable=durable_extents(self.skeleton.layouts),
+            slots=2 if chosen.second_slot else 1,
+            durable=durable_extents(skeleton.layouts),
             scratch={} if plan is None else self._scratch(plan),
         )
         try:
-            write_model(self._store, self.skeleton, model, seed)
-            self._model = StreamedModel(self.skeleton, seed, self._device.torch_device)
-            if plan is not None:
-                self._reserve(plan)
+            self._model_files = write_model(self._store, skeleton, model, chosen.seed)
+            self._begin(plan)
             self.snapshot()
         except BaseException:
             self._store.close()
+            self._device.close()
             raise
+
+    @classmethod
+    def resume(
+        cls,
+        storage: Sequence[str | Path] | str | Path,
+        *,
+        progress: Callable[[int, int], None] | None = None,
+        **changes: Any,
+    ) -> Self:
+        """Go on from the last snapshot in some storage, bitwise as if nothing had happened.
+
+        Every chunk is read and checked against its checksum first.
+
+        Args:
+            storage: the run's folders, in the order in which they were given.
+            progress: told bytes checked so far and in all.
+            changes: settings other than when the run began; not what the content of the store depends on (dtype, seed,
+                layers_per_unit, chunk_elements).
+
+        Raises:
+            StorageError: there is no snapshot, it is damaged, or another run holds it.
+            ConfigError: a change is not possible.
+        """
+        folders = _folders(storage)
+        self = cls.__new__(cls)
+        store, skeleton, contents = open_committed(folders, writable=True)
+        with ExitStack() as undo:
+            undo.callback(store.close)
+            check_undamaged(store, progress)
+            settings = TrainerSettings.from_json(contents["settings"]).changed({**changes, "storage": folders})
+            self._set_up(settings, skeleton, Progress.from_json(contents["progress"]), contents["notes"])
+            undo.callback(self._device.close)
+            self._loss_scale = replace(self._loss_scale, **contents["loss_scale"])
+            self._store = store
+            self._model_files = contents["model_files"]
+            store.reserve_scratch({})
+            self._begin(None)
+            undo.pop_all()
+        return self
+
+    def _set_up(self, settings: TrainerSettings, skeleton: Skeleton, progress: Progress, notes: dict[str, Any]) -> None:
+        """What needs no store yet."""
+        self.settings = settings
+        self.skeleton = skeleton
+        self.notes = notes
+        self._progress = progress
+        self.last_snapshot = progress.steps_done
+        self._device = make_device(settings.device, settings.device_limit, settings.seed)
+        self._request = settings.request(
+            separate_device=self._device.separate, device_free_bytes=self._device.free_bytes()
+        )
+        self._delayed: UpdateScalars | None = None
+        self._loss_scale = first_scale(settings.dtype, settings.loss_scaling)
+        self._unusable = False
+        self._prepared: PreparedPlan | None = None
+
+    def _begin(self, plan: Plan | None) -> None:
+        """Make the model ready to run, and reserve memory for the plan if there is one already."""
+        self._model = StreamedModel(self.skeleton, self.settings.seed, self._device.torch_device)
+        if plan is not None:
+            self._reserve(plan)
+
+    @property
+    def steps_done(self) -> int:
+        """Steps so far, skipped ones included."""
+        return self._progress.steps_done
 
     @property
     def plan(self) -> Plan | None:
@@ -166,13 +167,26 @@ class Trainer:
 
     @property
     def storage(self) -> Path:
-        """The storage folder."""
-        return self._store.folder
+        """The storage folder that says what the store holds; the first of several."""
+        return self._store.folders[0]
 
     @property
     def disk_bytes(self) -> int:
-        """Disk reserved in the storage folder."""
+        """Disk reserved in the storage folders."""
         return self._store.disk_bytes
+
+    def disk_use(self) -> list[FolderBudget]:
+        """Disk reserved in each storage folder, and what is left there."""
+        return self._store.disk_use()
+
+    def reserve(self, batch: BatchShape) -> None:
+        """Plan for batches of these sizes and reserve everything now, which the first step would do otherwise.
+
+        Raises:
+            MemoryBudgetError, StorageError: it does not fit.
+        """
+        self._check_usable()
+        self._prepare(batch)
 
     # Training
 
@@ -192,24 +206,32 @@ class Trainer:
         batch = check_micro_batches(micro_batches, self.skeleton.model.config)
         prepared = self._prepare(batch)
         read, written = self._store.read_bytes, self._store.written_bytes
+        due = self.steps_done > self.last_snapshot and self.steps_done % self.settings.steps_between_snapshots == 0
+        scale, rate = self._loss_scale, self.settings.rate.at(self.steps_done)
         work = StepWork(
-            prompt=UpdateScalars(lr=self._rate.at(self.steps_done), number=self._updates + 1, clip=1.0),
+            prompt=UpdateScalars(lr=rate, number=self._progress.updates + 1, clip=1.0, loss_scale=scale.scale),
             delayed=self._delayed,
-            max_grad_norm=self.optimizer.max_grad_norm,
+            max_grad_norm=self.settings.optimizer.max_grad_norm,
+            contents=self._contents(),
         )
         self._model.begin(
             micro_batches,
             step=self.steps_done,
             target_tokens=target_tokens(micro_batches),
             boundaries_leave=prepared.plan.choices.boundaries_leave,
+            loss_scale=scale.scale,
         )
         skipped = None
         self._unusable = True  # until the step is counted: whatever breaks it off leaves the last commit as it is
+        schedule = prepared.step_schedule(pending=self._delayed is not None, snapshot=due)
         try:
-            events = self._run(prepared, prepared.step_schedule(pending=self._delayed is not None), work)
+            events = self._run(prepared, schedule, work)
         except NonFiniteStepError as error:
-            skipped, events = str(error), []
+            skipped, events = scale.explain(str(error)), []
             self._store.revert(prepared.prompt_keys())  # delayed updates of the step before were sound and stay
+        finally:
+            if work.committed:
+                self.last_snapshot = self.steps_done
         self._finish_step(prepared, work, skipped)
         return StepResult(
             step=self.steps_done,
@@ -220,10 +242,12 @@ class Trainer:
             seconds=time.perf_counter() - start,
             skipped=skipped,
             clipped=work.prompt.clip < 1,
+            loss_scale=scale.reported,
             ssd_read_bytes=self._store.read_bytes - read,
             ssd_write_bytes=self._store.written_bytes - written,
             host_peak_bytes=process_peak_bytes(),
             events=tuple(events),
+            schedule=schedule,
         )
 
     def measure(self, micro_batches: Sequence[MicroBatch], resources: Collection[Resource]) -> float:
@@ -239,7 +263,8 @@ class Trainer:
         self._model.begin(micro_batches, step=0, target_tokens=target_tokens(micro_batches))
         start = time.perf_counter()
         with torch.random.fork_rng(devices=[]):
-            prepared.executor.run(prepared.step_schedule(pending=True), work, only=resources)
+            schedule = prepared.step_schedule(pending=True, snapshot=False)
+            prepared.executor.run(schedule, work, only=resources)
         return time.perf_counter() - start
 
     def evaluate(self, micro_batches: Iterable[MicroBatch], *, at_once: int = 8) -> float:
@@ -279,20 +304,25 @@ class Trainer:
         self._unusable = False
 
     def snapshot(self) -> None:
-        """Commit everything that is in the store: a crash from here on leaves this state."""
-        contents = {
-            **self._description,
-            "steps_done": self.steps_done,
-            "updates": self._updates,
-            "updates_pending": self._delayed is not None,
+        """Apply delayed updates and commit everything now: a crash from here on leaves this state."""
+        self._check_usable()
+        self.flush()
+        self._unusable = True
+        self._store_residents()
+        self._store.commit(self._contents())
+        self.last_snapshot = self.steps_done
+        self._unusable = False
+
+    def _contents(self) -> dict[str, Any]:
+        """What a snapshot says about itself: with the bytes beside it, all that a run needs to go on."""
+        return {
+            "settings": self.settings.as_json(),
+            "progress": self._progress.as_json(),
+            "frozen": sorted(slot.name for slot in self._slots() if not slot.trainable),
+            "loss_scale": {"scale": self._loss_scale.scale, "good_steps": self._loss_scale.good_steps},
+            "model_files": self._model_files,
+            "notes": self.notes,
         }
-        try:
-            self._store_residents()
-            self._store.commit(contents)
-            self.last_snapshot = self.steps_done
-        except BaseException:
-            self._unusable = True
-            raise
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the model to a folder that ``AutoModelForCausalLM.from_pretrained`` loads.
@@ -313,7 +343,6 @@ class Trainer:
         """
         try:
             if not self._unusable:
-                self.flush()
                 self.snapshot()
         finally:
             self._unusable = True
@@ -347,23 +376,22 @@ class Trainer:
             raise
 
     def _finish_step(self, prepared: PreparedPlan, work: StepWork, skipped: str | None) -> None:
-        """Count the step, remember what it left for the next one, and commit."""
-        self.steps_done += 1
+        """Count the step, and remember what it left for the next one."""
+        done = replace(self._progress, steps_done=self.steps_done + 1)
         if skipped is None:
-            self._updates += 1
-            self._skipped = 0
+            self._progress = replace(done, updates=done.updates + 1, skipped_in_a_row=0)
             self._delayed = work.prompt if prepared.leaves_delayed() else None
         else:
-            self._skipped += 1
+            counts = self._loss_scale.counts_as_skipped(loss_finite=work.gradient is not None)
+            self._progress = replace(done, skipped_in_a_row=done.skipped_in_a_row + counts)
             self._delayed = None
+        self._loss_scale = self._loss_scale.after_step(finite=skipped is None)
         self._unusable = False
-        if self.steps_done % self._snapshot_every == 0:
-            self.snapshot()
-        if self._skipped >= self._max_skipped:
+        if self._progress.skipped_in_a_row >= self.settings.max_skipped_steps:
             raise NonFiniteError(
-                f"{self._skipped} steps in a row were skipped, the last one (step {self.steps_done}) because "
-                f"{skipped}. The state before them is kept. Lower optimizer.lr, set optimizer.max_grad_norm, or look "
-                f"at the data"
+                f"{self._progress.skipped_in_a_row} steps in a row were skipped, the last one (step "
+                f"{self.steps_done}) because {skipped}. The state before them is kept. Lower optimizer.lr, set "
+                f"optimizer.max_grad_norm, or look at the data"
             )
 
     def _prepare(self, batch: BatchShape) -> PreparedPlan:
@@ -377,6 +405,7 @@ class Trainer:
             self.flush()
             self._store_residents()
             self._prepared = before = None  # its memory is free for the new plan
+        self._device.release_host()
         plan = make_plan(self.skeleton, batch, self._request)
         self._store.reserve_scratch(self._scratch(plan))
         return self._reserve(plan)
@@ -384,7 +413,9 @@ class Trainer:
     def _reserve(self, plan: Plan) -> PreparedPlan:
         """Memory for everything that the plan's schedules need."""
         self._device.close()  # gives up what the plan before reserved
-        self._prepared = PreparedPlan(plan, self._model, self._store, optimizer=self.optimizer, device=self._device)
+        self._prepared = PreparedPlan(
+            plan, self._model, self._store, optimizer=self.settings.optimizer, device=self._device
+        )
         return self._prepared
 
     def _store_residents(self) -> None:
@@ -395,6 +426,13 @@ class Trainer:
     def _scratch(self, plan: Plan) -> Mapping[str, int]:
         return scratch_extents(self.skeleton.layouts, plan.build(pending=True), plan.batch.micro_batches)
 
+    def _slots(self) -> Iterator[ParameterSlot]:
+        return (slot for layout in self.skeleton.layouts for slot in layout.parameters)
+
     def _check_usable(self) -> None:
         if self._unusable:
             raise RuntimeError("the trainer is closed, or a step was broken off; what the last commit holds is kept")
+
+
+def _folders(storage: Sequence[str | Path] | str | Path) -> tuple[Path, ...]:
+    return (Path(storage),) if isinstance(storage, str | Path) else tuple(map(Path, storage))

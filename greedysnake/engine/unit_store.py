@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from greedysnake.models.layout import UnitLayout
-from greedysnake.optim import split_master
+from greedysnake.optim import write_master
 from greedysnake.schedule import Schedule, Tier
 from greedysnake.storage import BLOCK_BYTES, Store, Transfer, aligned_empty, round_up
 
@@ -49,7 +48,8 @@ def scratch_extents(layouts: Sequence[UnitLayout], schedule: Schedule, micro_bat
         keys = [gradient_key(u, c) for u, layout in enumerate(layouts) for c in range(len(layout.chunks))]
         extents = {key: size for key, size in zip(keys, held.slot_bytes, strict=True) if size}
     for slot, size in enumerate(schedule.pools["ssd_boundary"].slot_bytes):
-        extents[boundary_key(*divmod(slot, micro_batches))] = round_up(size, BLOCK_BYTES)
+        if size:
+            extents[boundary_key(*divmod(slot, micro_batches))] = round_up(size, BLOCK_BYTES)
     return extents
 
 
@@ -68,12 +68,8 @@ def write_unit(store: Store, unit: int, layout: UnitLayout, master: Tensor) -> N
     state = aligned_empty(max(chunk.state_bytes for chunk in layout.chunks))
     for index, chunk in enumerate(layout.chunks):
         own_weights, own_state = weights[: chunk.weight_bytes], state[: chunk.state_bytes]
-        typed = own_weights.view(chunk.dtype)
-        if chunk.dtype == torch.float32:
-            typed.copy_(chunk.gradient(master))
-        else:
-            split_master(chunk.gradient(master), typed, own_state[: 2 * chunk.elements].view(torch.int16))
-        own_state[-8 * chunk.elements :].zero_()  # both moments
+        write_master(chunk.gradient(master), own_weights.view(chunk.dtype), own_state[: chunk.master_bytes])
+        own_state[chunk.master_bytes :].zero_()  # both moments
         weights_written = store.write(weights_key(unit, index), [own_weights])
         Transfer.together([weights_written, store.write(state_key(unit, index), [own_state])]).wait()
 

@@ -20,6 +20,9 @@ PARAMETER_ALIGNMENT = 64
 CHUNK_ALIGNMENT = 4096
 DEFAULT_CHUNK_ELEMENTS = 4 * 2**20
 
+MASTER_BYTES = {torch.float32: 0, torch.bfloat16: 2, torch.float16: 4}
+"""State a parameter that completes its weight to a float32 master: nothing, a 16-bit remainder, the master itself."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterSlot:
@@ -90,9 +93,14 @@ class Chunk:
         return self.elements * self.dtype.itemsize
 
     @property
+    def master_bytes(self) -> int:
+        """Bytes of its state that complete its weights to float32 masters."""
+        return self.elements * MASTER_BYTES[self.dtype]
+
+    @property
     def state_bytes(self) -> int:
-        """Bytes of its state: int16 remainder of the master weight (not in float32), then two float32 moments."""
-        return self.elements * (8 if self.dtype == torch.float32 else 10)
+        """Bytes of its state: what completes the weights to masters, then two float32 moments."""
+        return self.master_bytes + 8 * self.elements
 
     def gradient(self, gradients: Tensor) -> Tensor:
         """Its part of the unit's gradient buffer (float32)."""

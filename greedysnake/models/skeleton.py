@@ -69,7 +69,8 @@ class Skeleton:
         for slot in self.layouts[unit].parameters:
             parameter = self.parameters[slot.name]
             parameter.grad = None
-            parameter.data = torch.empty(0, dtype=slot.dtype)
+            # on the same device: moving would part the parameter from the graph that still waits for its backward
+            parameter.data = torch.empty(0, dtype=slot.dtype, device=parameter.device)
 
     def persistent_buffers(self) -> dict[str, Tensor]:
         """Buffers that belong to a saved model, by full name."""
@@ -143,8 +144,10 @@ def build_skeleton(
 
 def _parameter_infos(model: PreTrainedModel, frozen: Collection[str]) -> dict[str, ParameterInfo]:
     """Shape, dtype and weight decay of every parameter, by its first full name."""
-    strict = model._keep_in_fp32_modules_strict or ()  # transformers loads these in float32 whatever the dtype
-    keep = re.compile("|".join(rf"(^|\.){re.escape(name)}(\.|$)" for name in strict)) if strict else None
+    kept = set(model._keep_in_fp32_modules_strict or ())  # transformers loads these in float32 whatever the dtype
+    if model.dtype == torch.float16:
+        kept |= set(model._keep_in_fp32_modules or ())  # and these where float16 was asked for
+    keep = re.compile("|".join(rf"(^|\.){re.escape(name)}(\.|$)" for name in sorted(kept))) if kept else None
     infos = {}
     for module_name, module in model.named_modules():
         for local, parameter in module.named_parameters(recurse=False):

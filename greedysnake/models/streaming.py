@@ -20,7 +20,8 @@ from greedysnake.models.initialize import mix_seed
 from greedysnake.models.skeleton import Skeleton
 from greedysnake.models.structure import refuse, takes_loss_arguments
 
-MicroBatch = Mapping[str, Tensor]
+MicroBatch = Mapping[str, Any]
+"""Tensors by name; some models take a mapping of attention masks by type of layer."""
 
 HEAD = -1
 _CPU = torch.device("cpu")
@@ -72,6 +73,7 @@ class StreamedModel:
         self._passes: dict[int, _Pass] = {}
         self._micro_batches: Sequence[MicroBatch] = ()
         self._target_tokens = 1
+        self._loss_scale = 1.0
         self._training = True
         self._running: _Pass | None = None
         self._spilled = False
@@ -95,6 +97,7 @@ class StreamedModel:
         target_tokens: int,
         training: bool = True,
         boundaries_leave: bool = False,
+        loss_scale: float = 1.0,
     ) -> None:
         """Take a step's micro-batches.
 
@@ -104,14 +107,15 @@ class StreamedModel:
             target_tokens: labels of the whole step that count; the loss is a sum divided by it.
             training: whether a backward follows; else nothing is kept and dropout is off.
             boundaries_leave: whether boundaries will be emptied and refilled between forward and backward.
+            loss_scale: factor that all gradients carry.
         """
         self.abandon()
         self._micro_batches = [
-            {name: value.to(self._device) for name, value in batch.items() if value is not None}
-            for batch in micro_batches
+            {name: self._moved(value) for name, value in batch.items() if value is not None} for batch in micro_batches
         ]
         self._step = step
         self._target_tokens = target_tokens
+        self._loss_scale = loss_scale
         self._training = training
         self._spilled = boundaries_leave
         self.skeleton.model.train(training)
@@ -130,13 +134,13 @@ class StreamedModel:
         """Final norm, logits and loss of a micro-batch, and their backward in training.
 
         Returns:
-            The micro-batch's share of the step's loss, a scalar.
+            The micro-batch's share of the step's loss, a scalar, without the loss scale.
         """
         loss = self._resume(micro_batch)
         if not isinstance(loss, Tensor):
             raise self._refusal(f"its forward called layer {loss} again after the last one")
         if self._training:
-            loss.backward()
+            (loss.float() * self._loss_scale).backward()
             last = self._passes[micro_batch].calls[-1]
             if last is not None:
                 last.settle_output()
@@ -178,6 +182,12 @@ class StreamedModel:
         for layer in self._layers:
             layer.__dict__.pop("forward", None)
 
+    def _moved(self, value: Any) -> Any:
+        """A tensor, or a mapping of them, where computation is."""
+        if isinstance(value, Mapping):
+            return {name: inner.to(self._device) for name, inner in value.items()}
+        return value.to(self._device)
+
     # Forward
 
     def _start(self, micro_batch: int) -> None:
@@ -203,6 +213,8 @@ class StreamedModel:
             return work.coroutine.switch()
         except UnsupportedCallError as error:
             raise self._refusal(str(error)) from error
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:  # it used weights of a unit that is not in memory, say
             raise self._refusal(f"its forward fails when it is run unit by unit ({error})") from error
 
@@ -247,11 +259,17 @@ class StreamedModel:
     def _check_boundary(self, index: int, call: LayerCall, previous: LayerCall | None) -> None:
         if not call.inputs and not call.chained:
             raise UnsupportedCallError(f"layer {index} is given nothing that carries a gradient")
-        identical = previous is None or bool(call.chained) or call.inputs[0][0] is previous.outputs[0]
-        if self._spilled and not identical:
+        if not self._spilled or call.chained:
+            return
+        boundary, problem = call.inputs[0][0], None
+        if previous is not None and boundary is not previous.outputs[0]:
+            problem = f"it changes the hidden state between layers before layer {index}"
+        elif not boundary.is_contiguous() or boundary.untyped_storage().nbytes() != boundary.nbytes:
+            problem = f"it gives layer {index} a hidden state that is a view of other memory"
+        if problem:
             raise UnsupportedCallError(
-                f"it changes the hidden state between layers before layer {index}, so boundaries must stay in "
-                f"host memory (engine.boundaries: host)"
+                f"{problem}, so boundaries must stay in the memory that they are computed in "
+                f"(engine.boundaries_on_device: 1 on a GPU, engine.boundaries_on_ssd: 0 on the CPU)"
             )
 
     def _set_seed(self, micro_batch: int, layer: int) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from greedysnake.models.layout import Chunk
-from greedysnake.optim.split import join_master, split_master
+from greedysnake.optim.masters import read_master, write_master
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +58,19 @@ class UpdateScalars:
     Attributes:
         lr: learning rate of the step.
         number: how many updates this one makes, counting from 1 (Adam's bias correction).
-        clip: factor that the gradient is scaled by, at most 1.
+        clip: factor that clipping scales the gradient by, at most 1.
+        loss_scale: factor that the gradient carries and must lose (float16), a power of two.
     """
 
     lr: float
     number: int
     clip: float
+    loss_scale: float = 1.0
+
+    @property
+    def gradient_factor(self) -> float:
+        """What the gradient is multiplied by."""
+        return self.clip / self.loss_scale
 
 
 class ChunkUpdater:
@@ -84,25 +91,24 @@ class ChunkUpdater:
         Args:
             chunk: what lies where.
             weights: uint8, the chunk's weights.
-            state: uint8, its state: int16 remainders (unless the weights are float32), then two float32 moments.
-            gradient: float32 [elements]; scaled in place where ``scalars.clip`` is below 1.
+            state: uint8, its state: what completes its weights to masters (``optim.masters``), then two float32
+                moments.
+            gradient: float32 [elements]; scaled in place by ``scalars.gradient_factor``.
             scalars: of this update.
         """
         count = chunk.elements
-        low = 0 if chunk.dtype == torch.float32 else 2 * count
-        remainders = state[:low].view(torch.int16)
-        first, second = state[low : low + 8 * count].view(torch.float32).split(count)
         typed = weights.view(chunk.dtype)
-        master = typed if not low else join_master(typed, remainders, self._master[:count])
-        if scalars.clip < 1:
-            gradient.mul_(scalars.clip)
+        own, moments = state[: chunk.master_bytes], state[chunk.master_bytes : chunk.state_bytes]
+        first, second = moments.view(torch.float32).split(count)
+        master = read_master(typed, own, self._master[:count])
+        if scalars.gradient_factor != 1:
+            gradient.mul_(scalars.gradient_factor)
         tensors = (master, gradient, first, second)
         for decay in (True, False):
             spans = [slice(p.start, p.start + p.elements) for p in chunk.pieces if p.decay == decay]
             if spans:
                 self._step(tensors, spans, scalars, decay=decay or self._settings.decay_norms_and_biases)
-        if low:
-            split_master(master, typed, remainders)
+        write_master(master, typed, own)
 
     def _step(self, tensors: tuple[Tensor, ...], spans: list[slice], scalars: UpdateScalars, *, decay: bool) -> None:
         """AdamW on the parameters at ``spans`` of (master, gradient, first moment, second moment)."""

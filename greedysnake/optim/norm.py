@@ -12,7 +12,7 @@ class GradientNorm:
     """Norm of the whole gradient.
 
     Attributes:
-        norm: two-norm over all parameters, before clipping.
+        norm: two-norm over all parameters, before clipping and without the loss scale.
         clip: factor that clipping scales the gradient by, at most 1.
         finite: whether the norm is: no gradient is infinite or NaN, nor so large that the norm overflows.
     """
@@ -27,14 +27,15 @@ def parameter_norms(gradients: Iterable[Tensor]) -> list[Tensor]:
     return [torch.linalg.vector_norm(gradient) for gradient in gradients]
 
 
-def total_norm(norms: Sequence[Tensor], max_grad_norm: float | None) -> GradientNorm:
+def total_norm(norms: Sequence[Tensor], max_grad_norm: float | None, loss_scale: float = 1.0) -> GradientNorm:
     """Norm and clipping of the whole gradient, in the arithmetic of ``torch.nn.utils.clip_grad_norm_``.
 
     Args:
         norms: two-norm of every parameter's gradient, in the model's order.
         max_grad_norm: largest norm, None for no clipping.
+        loss_scale: factor that the gradients carry, a power of two; the result is without it.
     """
-    total = torch.linalg.vector_norm(torch.stack(list(norms)))
+    total = torch.linalg.vector_norm(torch.stack(list(norms))) / loss_scale
     clip = 1.0
     if max_grad_norm is not None:
         clip = torch.clamp(max_grad_norm / (total + 1e-6), max=1.0).item()

@@ -20,11 +20,13 @@ class BatchShape:
         micro_batches: M.
         rows: sequences in the largest micro-batch, B.
         tokens: tokens in the longest sequence, T.
+        mask_bytes: attention masks that a micro-batch keeps while it waits for its turn.
     """
 
     micro_batches: int
     rows: int
     tokens: int
+    mask_bytes: int = 0
 
 
 def boundary_bytes(skeleton: Skeleton, batch: BatchShape) -> int:
@@ -76,13 +78,13 @@ def _attention_matrix_bytes(config: PretrainedConfig) -> int:
 
 
 def paused_bytes(skeleton: Skeleton, batch: BatchShape) -> int:
-    """What the allocator keeps of memory that the paused micro-batches gave back.
+    """Attention masks of the paused micro-batches, and what the allocator keeps of memory that they gave back.
 
     The C library gives blocks of more than 32 MiB back to the kernel at once, smaller ones not always: measured.
     """
     logits = 4 * batch.rows * batch.tokens * int(skeleton.model.config.get_text_config().vocab_size)
     kept = logits if logits <= 32 * 2**20 else 0
-    return batch.micro_batches * (16 * 2**20 + kept)
+    return batch.micro_batches * (16 * 2**20 + kept + batch.mask_bytes)
 
 
 def _largest_gradient(skeleton: Skeleton) -> int:

@@ -4,9 +4,8 @@ Only what moves the fewest bytes is preferred here: gradients that wait for thei
 stay in host memory if they fit, and go to SSD if they do not.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from itertools import product
 from typing import Any
 
 from greedysnake.errors import MemoryBudgetError
@@ -19,7 +18,7 @@ from greedysnake.plan.activations import (
     unit_activation_bytes,
 )
 from greedysnake.plan.host import process_bytes, usable_bytes
-from greedysnake.schedule import BUILDERS, Choices, Schedule, StepShape, Tier
+from greedysnake.schedule import BUILDERS, Choices, Schedule, StepShape, Tier, step_pools
 from greedysnake.units import format_bytes
 
 _SLOTS = (
@@ -30,7 +29,7 @@ _SLOTS = (
 )
 
 _START_BYTES = 32 * 2**20  # what a process gains with its first step: code paths, thread stacks
-_RESIDENT_STEPS = 20  # shares are multiples of a twentieth
+_SHARE_STEPS = 20  # shares are multiples of a twentieth
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,25 +40,29 @@ class PlanRequest:
         schedule: ``"vertical"`` or ``"horizontal"``.
         delayed_share: α.
         snake: whether every other unit takes the micro-batches in reverse.
-        boundaries, gradients: tiers.
+        overlap: whether operations of different resources run at the same time.
+        boundaries_on_device, boundaries_on_ssd: shares of the boundaries that wait for the backward there.
+        gradients: tier.
         host_memory: bytes that the process may use.
         separate_device: whether computation has memory of its own.
         device_memory: bytes of it that may be used, None for no limit.
         clipping: whether the gradient's norm is limited.
-        commits_every_step: whether what a step wrote can be taken back until the next one.
+        can_take_back: whether what a step wrote can be taken back while its norm is not known.
         resident_weights, resident_state: shares that stay in host memory; None: as much as fits.
     """
 
     schedule: str = "vertical"
     delayed_share: float | None = None
     snake: bool = True
-    boundaries: Tier | None = None
+    overlap: bool = True
+    boundaries_on_device: float | None = None
+    boundaries_on_ssd: float | None = None
     gradients: Tier | None = None
     host_memory: int | None = None
     separate_device: bool = False
     device_memory: int | None = None
     clipping: bool = False
-    commits_every_step: bool = True
+    can_take_back: bool = True
     resident_weights: float | None = 0.0
     resident_state: float | None = 0.0
 
@@ -95,9 +98,9 @@ class Plan:
         """Whether device memory suffices."""
         return self.device_budget is None or sum(self.device_bytes.values()) <= self.device_budget
 
-    def build(self, *, pending: bool) -> Schedule:
-        """The schedule of a step; ``pending`` as the builders have it."""
-        return BUILDERS[self.schedule](self.shape, self.choices, pending=pending)
+    def build(self, *, pending: bool, snapshot: bool = False) -> Schedule:
+        """The schedule of a step; ``pending`` and ``snapshot`` as the builders have it."""
+        return BUILDERS[self.schedule](self.shape, self.choices, pending=pending, snapshot=snapshot)
 
     def as_json(self) -> dict[str, Any]:
         """The plan for ``plan.json``."""
@@ -158,75 +161,95 @@ def make_plan(skeleton: Skeleton, batch: BatchShape, request: PlanRequest) -> Pl
             if request.clipping
             else "delayed share 0: without clipping each unit is updated as soon as its gradient is complete"
         )
-    boundaries: Sequence[Tier] = [Tier.HOST, Tier.SSD]
-    if request.boundaries:
-        boundaries = [request.boundaries]
-    elif request.separate_device:
-        boundaries = [Tier.DEVICE, Tier.HOST, Tier.SSD]
-    gradients: Sequence[Tier] = [request.gradients] if request.gradients else [Tier.HOST, Tier.SSD]
     shape = step_shape(skeleton, batch)
-    plans = []
-    for slots, gradient_tier, boundary_tier in product(_SLOTS, gradients, boundaries):
-        choices = Choices(
-            delayed_share=share,
-            wait_for_norm=share < 1 and (request.clipping or not request.commits_every_step),
-            separate_device=request.separate_device,
-            boundaries=boundary_tier,
-            gradients=gradient_tier,
-            snake=request.snake,
-            resident_weights=request.resident_weights or 0.0,
-            resident_state=request.resident_state or 0.0,
-            **slots,
-        )
+
+    def plan_with(choices: Choices) -> Plan:
         host, device = _needs(skeleton, batch, request.schedule, shape, choices)
-        plans.append(
-            Plan(
-                batch=batch,
-                schedule=request.schedule,
-                shape=shape,
-                choices=choices,
-                host_bytes=host,
-                host_budget=budget,
-                device_bytes=device,
-                device_budget=request.device_memory,
-                reasons=(*reasons, *_placement_reasons(choices, request)),
-            )
+        return Plan(
+            batch=batch,
+            schedule=request.schedule,
+            shape=shape,
+            choices=choices,
+            host_bytes=host,
+            host_budget=budget,
+            device_bytes=device,
+            device_budget=request.device_memory,
+            reasons=(*reasons, *_placement_reasons(choices, request)),
         )
-    on_device = [plan for plan in plans if plan.fits_device()]
+
+    tried: list[Plan] = []
+    for slots in _SLOTS:
+        for gradient_tier in [request.gradients] if request.gradients else [Tier.HOST, Tier.SSD]:
+            choices = Choices(
+                delayed_share=share,
+                wait_for_norm=share < 1 and (request.clipping or not request.can_take_back),
+                separate_device=request.separate_device,
+                boundaries_on_device=request.boundaries_on_device or 0.0,
+                boundaries_on_ssd=request.boundaries_on_ssd or 0.0,
+                gradients=gradient_tier,
+                snake=request.snake,
+                overlap=request.overlap,
+                resident_weights=request.resident_weights or 0.0,
+                resident_state=request.resident_state or 0.0,
+                **slots,
+            )
+            tried.append(_with_boundaries(plan_with(choices), plan_with, request))
+            if tried[-1].fits_device() and tried[-1].fits_host():
+                return _with_residents(tried[-1], plan_with, request)
+    on_device = [plan for plan in tried if plan.fits_device()]
     if not on_device:
-        raise _too_small(min(plans, key=lambda plan: sum(plan.device_bytes.values())), "device")
-    fitting = [plan for plan in on_device if plan.fits_host()]
-    if not fitting:
-        raise _too_small(min(on_device, key=lambda plan: sum(plan.host_bytes.values())), "host")
-    return _with_residents(fitting[0], skeleton, request)
+        raise _too_small(min(tried, key=lambda plan: sum(plan.device_bytes.values())), "device")
+    raise _too_small(min(on_device, key=lambda plan: sum(plan.host_bytes.values())), "host")
 
 
-def _with_residents(plan: Plan, skeleton: Skeleton, request: PlanRequest) -> Plan:
-    """Fill what is left of host memory: with weights, which save three bytes of traffic a byte, then with state."""
-    for name in ("resident_weights", "resident_state"):
-        if getattr(request, name) is not None:
-            continue
-        fewest, most = 0, _RESIDENT_STEPS
-        while fewest < most:  # the largest share that fits
-            middle = (fewest + most + 1) // 2
-            if _with_share(plan, skeleton, name, middle / _RESIDENT_STEPS).fits_host():
-                fewest = middle
-            else:
-                most = middle - 1
-        plan = _with_share(plan, skeleton, name, fewest / _RESIDENT_STEPS)
-        what = name.removeprefix("resident_")
-        reason = f"{fewest / _RESIDENT_STEPS:.0%} of {what} stays in host memory: as much as fits"
-        plan = replace(plan, reasons=(*plan.reasons, reason))
+def _with_boundaries(plan: Plan, plan_with: Callable[[Choices], Plan], request: PlanRequest) -> Plan:
+    """Keep boundaries on the device as far as they fit, then in host memory; the rest goes to SSD."""
+    on_ssd, on_device = request.boundaries_on_ssd, request.boundaries_on_device
+    if on_device is None and request.separate_device:
+        most = 1 - (on_ssd or 0.0)
+
+        def on_device_plan(part: float) -> Plan:
+            return plan_with(replace(plan.choices, boundaries_on_device=part * most))
+
+        plan = on_device_plan(_largest(lambda part: on_device_plan(part).fits_device()))
+    if on_ssd is None:
+        most = 1 - plan.choices.boundaries_on_device
+
+        def in_host_plan(part: float) -> Plan:
+            return plan_with(replace(plan.choices, boundaries_on_ssd=(1 - part) * most))
+
+        plan = in_host_plan(_largest(lambda part: in_host_plan(part).fits_host()))
     return plan
 
 
-def _with_share(plan: Plan, skeleton: Skeleton, name: str, share: float) -> Plan:
-    if name == "resident_weights":
-        choices = replace(plan.choices, resident_weights=share)
-    else:
-        choices = replace(plan.choices, resident_state=share)
-    host, device = _needs(skeleton, plan.batch, plan.schedule, plan.shape, choices)
-    return replace(plan, choices=choices, host_bytes=host, device_bytes=device)
+def _with_residents(plan: Plan, plan_with: Callable[[Choices], Plan], request: PlanRequest) -> Plan:
+    """Fill what is left of host memory: with weights, which save three bytes of traffic a byte, then with state."""
+    reasons: list[str] = []
+    for name in ("resident_weights", "resident_state"):
+        if getattr(request, name) is not None:
+            continue
+
+        def resident_plan(part: float, plan: Plan = plan, name: str = name) -> Plan:
+            if name == "resident_weights":
+                return plan_with(replace(plan.choices, resident_weights=part))
+            return plan_with(replace(plan.choices, resident_state=part))
+
+        part = _largest(lambda part: resident_plan(part).fits_host())
+        plan = resident_plan(part)
+        reasons.append(f"{part:.0%} of {name.removeprefix('resident_')} stays in host memory: as much as fits")
+    return replace(plan, reasons=(*plan.reasons, *reasons))
+
+
+def _largest(fits: Callable[[float], bool]) -> float:
+    """The largest share that fits; none where not even that does."""
+    fewest, most = 0, _SHARE_STEPS
+    while fewest < most:
+        middle = (fewest + most + 1) // 2
+        if fits(middle / _SHARE_STEPS):
+            fewest = middle
+        else:
+            most = middle - 1
+    return fewest / _SHARE_STEPS
 
 
 def step_shape(skeleton: Skeleton, batch: BatchShape) -> StepShape:
@@ -247,7 +270,7 @@ def _needs(
     skeleton: Skeleton, batch: BatchShape, name: str, shape: StepShape, choices: Choices
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Bytes of host and of device memory by purpose."""
-    pools = BUILDERS[name](shape, choices, pending=True).pools
+    pools = step_pools(name, shape, choices)
     largest_chunk = max(chunk.elements for layout in skeleton.layouts for chunk in layout.chunks)
     host = {"process": process_bytes() + _START_BYTES, "master_weights": 4 * largest_chunk}
     device: dict[str, int] = {}
@@ -266,17 +289,16 @@ def _placement_reasons(choices: Choices, request: PlanRequest) -> list[str]:
         f"{choices.weight_slots} weight, {choices.gradient_slots} gradient and {choices.state_slots} state buffers: "
         + ("enough to overlap everything" if wide else "more do not fit, so little overlaps")
     ]
-    for name in ("gradients", "boundaries"):
-        tier = getattr(choices, name)
-        if getattr(request, name) is not None:
-            why = "as configured"
-        elif tier == Tier.DEVICE:
-            why = "they fit in device memory"
-        elif tier == Tier.HOST:
-            why = "they fit in host memory"
-        else:
-            why = "they do not fit in host memory"
-        reasons.append(f"{name} in {tier}: {why}")
+    if request.gradients is not None:
+        why = "as configured"
+    else:
+        why = "they fit in host memory" if choices.gradients == Tier.HOST else "they do not fit in host memory"
+    reasons.append(f"gradients in {choices.gradients}: {why}")
+    on_device, on_ssd = choices.boundaries_on_device, choices.boundaries_on_ssd
+    shares = {Tier.DEVICE: on_device, Tier.HOST: 1 - on_device - on_ssd, Tier.SSD: on_ssd}
+    where = ", ".join(f"{share:.0%} in {tier}" for tier, share in shares.items() if share > 1e-9)
+    asked = request.boundaries_on_ssd is not None or request.boundaries_on_device is not None
+    reasons.append(f"boundaries: {where}, " + ("as configured" if asked else "as much as fits in the faster memory"))
     return reasons
 
 

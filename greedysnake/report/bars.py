@@ -19,6 +19,7 @@ FAMILY_COLORS = {
     "optimizer": "#2f8a52",
     "reads": "#3a9fb3",
     "writes": "#c44d73",
+    "copies": "#b1862b",
     "other": "#9aa2ac",
 }
 """Colours of the families of kinds, in the order of a legend."""
@@ -30,7 +31,7 @@ _KIND_FAMILIES = {
     "gradient_norm": "optimizer",
     "total_norm": "optimizer",
 }
-_PREFIX_FAMILIES = {"load_": "reads", "store_": "writes", "hold_": "writes"}
+_PREFIX_FAMILIES = {"load_": "reads", "store_": "writes", "hold_": "writes", "copy_": "copies"}
 
 ROW_FILL = 0.74
 """Of a row's height, the part that its bars take."""

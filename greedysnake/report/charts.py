@@ -33,8 +33,8 @@ class Series:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Axes:
-    """Where values are in a drawing."""
+class Axes:
+    """Where values are in a drawing: ``x`` of a step or time, ``y`` of a value."""
 
     left: float
     right: float
@@ -47,9 +47,11 @@ class _Axes:
     log: bool = False
 
     def x(self, step: float) -> float:
+        """Where a step or time is."""
         return self.left + (self.right - self.left) * (step - self.first) / (self.last - self.first)
 
     def y(self, value: float) -> float:
+        """Where a value is."""
         low, high = self.low, self.high
         if self.log:
             low, high, value = math.log10(low), math.log10(high), math.log10(max(value, low))
@@ -93,7 +95,7 @@ def line_chart(
     steps = [step for one in series for step, _ in one.points] + [step for step, _ in marks]
     first, last = min(steps), max(steps)
     lone = 0.5 * (first == last)
-    axes = _Axes(
+    axes = Axes(
         left=_LEFT,
         right=width - _RIGHT,
         top=_TOP,
@@ -104,7 +106,7 @@ def line_chart(
         high=high,
         log=log,
     )
-    parts = [_value_axis(axes, write_tick or write, tick_unit), _step_axis(axes, first, last)]
+    parts = [value_axis(axes, write_tick or write, tick_unit), _step_axis(axes, first, last)]
     if limit is not None:
         y = axes.y(limit[0])
         parts.append(f'<line class="limit" x1="{axes.left}" x2="{axes.right}" y1="{y:.1f}" y2="{y:.1f}"/>')
@@ -123,7 +125,7 @@ def line_chart(
             f"higher values are cut off; the highest is {safe(write(max(values)))}</text>"
         )
     hovers, cursor = _hovers(series, axes, write), (axes.top, axes.bottom)
-    return _legend(series, marks) + _svg(parts, hovers, label=label, width=width, height=height, cursor=cursor)
+    return _legend(series, marks) + svg(parts, hovers, label=label, width=width, height=height, cursor=cursor)
 
 
 def share_rows(rows: Sequence[Series], *, label: str, width: int = 1140, row_height: int = 46) -> str:
@@ -141,10 +143,10 @@ def share_rows(rows: Sequence[Series], *, label: str, width: int = 1140, row_hei
     steps = [step for row in rows for step, _ in row.points]
     first, last = min(steps), max(steps)
     lone = 0.5 * (first == last)
-    height = len(rows) * row_height + _BOTTOM + 6
+    height = len(rows) * row_height + 16
     parts = []
     for index, row in enumerate(rows):
-        axes = _Axes(
+        axes = Axes(
             left=110,
             right=width - 46,
             top=6 + index * row_height,
@@ -166,7 +168,7 @@ def share_rows(rows: Sequence[Series], *, label: str, width: int = 1140, row_hei
         parts.append(_area(row, axes))
     parts.append(_step_axis(axes, first, last))
     hovers, cursor = _hovers(rows, axes, percent), (6, axes.bottom)
-    return _svg(parts, hovers, label=label, width=width, height=height, cursor=cursor)
+    return svg(parts, hovers, label=label, width=width, height=height, cursor=cursor)
 
 
 def _range(values: Sequence[float], from_zero: bool, log: bool, limit: float | None) -> tuple[float, float, bool]:
@@ -196,7 +198,8 @@ def round_ticks(low: float, high: float, wanted: float, unit: float = 1.0) -> li
     return [index * step for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def _value_axis(axes: _Axes, write: Callable[[float], str], unit: float) -> str:
+def value_axis(axes: Axes, write: Callable[[float], str], unit: float) -> str:
+    """Lines across at round values, multiples of ``unit``, and their values at the left."""
     if axes.log:
         ticks = [
             factor * 10.0**power
@@ -215,7 +218,7 @@ def _value_axis(axes: _Axes, write: Callable[[float], str], unit: float) -> str:
     )
 
 
-def _step_axis(axes: _Axes, first: int, last: int) -> str:
+def _step_axis(axes: Axes, first: int, last: int) -> str:
     ticks = sorted({round(tick) for tick in round_ticks(first, last, 8)} | {first}) if last > first else [first]
     apart = 0.06 * (last - first)
     ticks = [tick for tick in ticks if first <= tick <= last and (tick == first or tick - first >= apart)]
@@ -238,14 +241,14 @@ def _buckets(points: Sequence[tuple[int, float]]) -> list[tuple[float, float, fl
     return found
 
 
-def _path(points: Sequence[Point], axes: _Axes) -> str:
+def _path(points: Sequence[Point], axes: Axes) -> str:
     # What is beyond the axis runs along the frame.
     return "L".join(
         f"{axes.x(step):.1f} {min(max(axes.y(value), axes.top), axes.bottom):.1f}" for step, value in points
     )
 
 
-def _drawn(series: Series, axes: _Axes) -> str:
+def _drawn(series: Series, axes: Axes) -> str:
     style = f'style="--c:var(--{series.color})"'
     if series.look == "points":
         dots = "".join(
@@ -267,7 +270,7 @@ def _drawn(series: Series, axes: _Axes) -> str:
     return band + f'<path class="line" {style} d="M{_path([(step, mean) for step, _, mean, _ in buckets], axes)}"/>'
 
 
-def _area(series: Series, axes: _Axes) -> str:
+def _area(series: Series, axes: Axes) -> str:
     points: Sequence[Point] = series.points
     if len(points) > _MOST_POINTS:
         points = [(step, mean) for step, _, mean, _ in _buckets(series.points)]
@@ -278,7 +281,7 @@ def _area(series: Series, axes: _Axes) -> str:
     return f'<path class="area" {style} d="M{path}{base}"/><path class="line" {style} d="M{path}"/>'
 
 
-def _hovers(series: Sequence[Series], axes: _Axes, write: Callable[[float], str]) -> list[tuple[float, str]]:
+def _hovers(series: Sequence[Series], axes: Axes, write: Callable[[float], str]) -> list[tuple[float, str]]:
     """(place, text) of what a tooltip tells, for some of the steps."""
     tables = [dict(one.points) for one in series]
     steps = sorted({step for one in series for step, _ in one.points})
@@ -306,7 +309,7 @@ def _legend(series: Sequence[Series], marks: Sequence[tuple[int, str]]) -> str:
     return f'<p class="legend">{entries}{"<span><b>▼</b>skipped step</span>" if marks else ""}</p>'
 
 
-def _svg(
+def svg(
     parts: Sequence[str],
     hovers: Sequence[tuple[float, str]],
     *,
@@ -315,6 +318,15 @@ def _svg(
     height: int,
     cursor: tuple[float, float],
 ) -> str:
+    """A drawing of ``parts``.
+
+    Args:
+        parts: SVG elements.
+        hovers: place and text of each thing that the tooltip tells.
+        label: what it shows, for those who do not see it.
+        width, height: of the drawing, in its own units.
+        cursor: top and bottom of the line that follows the pointer.
+    """
     data = safe(json.dumps(hovers, ensure_ascii=False, separators=(",", ":")))
     return (
         f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{safe(label)}" data-hover="{data}">'

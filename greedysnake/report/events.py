@@ -40,6 +40,10 @@ class OperationEvent:
     end_s: float
     bytes: int
     """Bytes moved; 0 for operations that only compute."""
+    parameters: int = 0
+    """Parameters updated; 0 for operations that update none."""
+    operation: int | None = None
+    """Index of the operation in the step's schedule; None where no schedule is known."""
 
     def __post_init__(self) -> None:
         if self.resource not in RESOURCES:

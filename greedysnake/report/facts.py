@@ -33,6 +33,8 @@ class KindTime:
     seconds: float
     """Wall time in which at least one of them ran."""
     bytes: int
+    parameters: int
+    """Parameters updated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +149,7 @@ def times_by_kind(traced: TracedStep) -> list[KindTime]:
             count=len(events),
             seconds=covered_seconds(events),
             bytes=sum(event.bytes for event in events),
+            parameters=sum(event.parameters for event in events),
         )
         for (resource, kind), events in groups.items()
     ]

@@ -53,8 +53,6 @@ class MetricsFile:
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Every whole line of a metrics file, in file order; a torn last line is left out.
 
-    A resumed run repeats the steps after its snapshot, so a step may appear twice; both lines are returned.
-
     Raises:
         FileNotFoundError: there is no such file.
         GreedySnakeError: a line that is not the last one is no JSON object.
@@ -73,6 +71,24 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return records
 
 
+def cut_metrics(path: str | os.PathLike[str], last_step: int) -> list[dict[str, Any]]:
+    """Take the lines of steps after ``last_step`` out of a metrics file, and give those that stay.
+
+    A run that died may have written lines of steps that its last snapshot does not hold; resumed, it makes these
+    steps again. Readers see the old file or the new, never a part.
+
+    Raises:
+        GreedySnakeError: as for `read_metrics`.
+        OSError: the folder cannot be written; the old file stays.
+    """
+    path = Path(path)
+    if not path.exists():
+        return []
+    kept = [record for record in read_metrics(path) if record.get("step", 0) <= last_step]
+    _write_atomic(path, "".join(f"{_to_json(record)}\n" for record in kept))
+    return kept
+
+
 def write_json_atomic(path: str | os.PathLike[str], obj: Any, *, indent: int | None = 2) -> None:
     """Replace the file at ``path`` by ``obj`` as JSON; readers see the old file or the new, never a part.
 
@@ -82,8 +98,10 @@ def write_json_atomic(path: str | os.PathLike[str], obj: Any, *, indent: int | N
         TypeError: a value is none of JSON's types; the old file stays.
         OSError: the folder cannot be written; the old file stays.
     """
-    path = Path(path)
-    text = _to_json(obj, indent=indent) + "\n"
+    _write_atomic(Path(path), _to_json(obj, indent=indent) + "\n")
+
+
+def _write_atomic(path: Path, text: str) -> None:
     # Not tempfile: its files are private to the user, and the renamed file would be, too.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

@@ -12,6 +12,17 @@ RESOURCE_COLORS = {
 }
 """Colours of the resources where each is one line or row."""
 
+MEMORY_COLORS = {
+    "resident": "#8b95a1",
+    "waiting-gradients": "#e0a93b",
+    "boundaries": "#8a5fb5",
+    "weights": "#3b7cc4",
+    "gradients": "#d96f2b",
+    "state": "#2f8a52",
+    "other": "#b8869c",
+}
+"""Colours of what memory is for."""
+
 _STYLE = """
 :root { color-scheme: light dark; --page: #f5f6f8; --card: #ffffff; --ink: #22272e; --soft: #616b77; --grid: #e6e9ed;
   --line: #d5dae0; --well: #f1f3f6; --good: #2f8a52; --warn: #a5610a; --warn-page: #fdf3e2; --limit: #c2410c; }
@@ -25,7 +36,7 @@ main { max-width: 1220px; margin: 0 auto; padding: 26px 20px 40px; }
 h1 { font-size: 22px; margin: 0; overflow-wrap: anywhere; }
 h2 { font-size: 15px; margin: 0 0 8px; }
 h3 { font-size: 13px; margin: 14px 0 4px; color: var(--soft); font-weight: 600; }
-p { margin: 0 0 8px; max-width: 95ch; }
+p { margin: 0 0 8px; max-width: 125ch; }
 .sub { color: var(--soft); margin: 2px 0 14px; overflow-wrap: anywhere; }
 .status { display: inline-block; font-weight: 600; color: var(--good); }
 .status.warn { color: var(--warn); }
@@ -45,7 +56,8 @@ p { margin: 0 0 8px; max-width: 95ch; }
   .wide svg.chart { min-width: 720px; } }
 .lead { font-size: 16px; max-width: none; }
 .none, .soft { color: var(--soft); }
-.legend { display: flex; flex-wrap: wrap; gap: 2px 16px; color: var(--soft); font-size: 12px; margin: 0 0 4px; }
+.legend { display: flex; flex-wrap: wrap; gap: 2px 16px; color: var(--soft); font-size: 12px; margin: 0 0 4px;
+  max-width: none; }
 .legend i { display: inline-block; width: 16px; height: 0; border-top: 2px solid var(--c); margin-right: 6px;
   vertical-align: middle; }
 .legend i.faint { opacity: .4; }
@@ -63,6 +75,10 @@ svg text.row-name, svg text.row-value { font-size: 12px; fill: var(--ink); }
 .dotted circle { fill: var(--c); stroke: var(--card); stroke-width: 1.2; }
 .limit { stroke: var(--limit); stroke-width: 1.3; stroke-dasharray: 5 4; }
 svg text.limit-label { fill: var(--limit); }
+.stacked { fill: var(--c); opacity: .85; } .stacked:hover { opacity: 1; }
+.reserved { stroke: var(--soft); stroke-width: 1.3; stroke-dasharray: 5 4; }
+.legend i.reserved { border-top-style: dashed; --c: var(--soft); }
+.legend i.limit { border-top-style: dashed; --c: var(--limit); }
 .mark { fill: var(--limit); }
 .well { fill: var(--well); }
 .cursor { stroke: var(--soft); stroke-dasharray: 2 3; visibility: hidden; }
@@ -74,7 +90,10 @@ tr + tr th { padding-top: 14px; }
 th.n, td.n { text-align: right; white-space: nowrap; }
 td.bar-cell { width: 22%; vertical-align: middle; }
 td.bar-cell div { height: 9px; border-radius: 2px; background: var(--c); min-width: 1px; }
+td.share { background: linear-gradient(var(--well) 0 0) content-box no-repeat center / 100% 9px; }
 .scroll { overflow-x: auto; }
+.scroll + p, svg + p { margin-top: 8px; }
+.card > :last-child { margin-bottom: 0; }
 ul { margin: 0 0 8px; padding-left: 20px; }
 .timeline { display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: 12px; }
 .timeline-names div { display: flex; flex-direction: column; justify-content: center; text-align: right;
@@ -178,6 +197,7 @@ SCRIPT = """
 def style() -> str:
     """The style sheet, with the colours that the pictures have, too."""
     colors = {**FAMILY_COLORS, **{f"r-{name}": color for name, color in RESOURCE_COLORS.items()}}
+    colors |= {f"m-{name}": color for name, color in MEMORY_COLORS.items()}
     colors |= {"training": "#2f6fbb", "heldout": "#d9722e", "rate": "#2f8a52", "norm": "#7d4fa8", "memory": "#3a7fa8"}
     variables = " ".join(f"--{name}: {color};" for name, color in colors.items())
     return f":root {{ {variables} }}\n{_STYLE}"

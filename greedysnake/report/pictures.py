@@ -235,6 +235,7 @@ def _new_figure(title: str) -> tuple[Figure, Any]:
 
 def _add_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
     """Write the legend at the top right, and the title beside it smaller where the two would meet."""
+    crowded = len(labels) > 6
     legend = figure.legend(
         handles,
         labels,
@@ -244,9 +245,9 @@ def _add_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -
         frameon=False,
         fontsize=8,
         labelcolor=_INK,
-        handlelength=1.5,
-        handletextpad=0.5,
-        columnspacing=1.3,
+        handlelength=0.8 if crowded else 1.5,
+        handletextpad=0.4 if crowded else 0.5,
+        columnspacing=0.9 if crowded else 1.3,
         borderaxespad=0,
     )
     title = figure.texts[0]

@@ -134,10 +134,11 @@ def _ssd_wordings(read_rate: float | None, write_rate: float | None) -> list[str
     known = [rate for rate in (read_rate, write_rate) if rate is not None]
     if not known:
         return []
-    unit, scale = ("GB/s", 1e9) if max(known) >= 0.0995e9 else ("MB/s", 1e6)
+    unit, scale, most_digits = ("GB/s", 1e9, 2) if max(known) >= 0.0995e9 else ("MB/s", 1e6, int(max(known) < 10e6))
     rates = (("read", read_rate), ("write", write_rate))
 
     def worded(digits: int, name_length: int | None, space: str) -> str:
+        digits = min(digits, most_digits)
         parts = (f"{name[:name_length]}{space}{rate / scale:.{digits}f}" for name, rate in rates if rate is not None)
         return f"{' '.join(parts)} {unit}"
 

@@ -2,18 +2,21 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from greedysnake.config.yaml_text import parse_yaml
 from greedysnake.errors import ConfigError
 from greedysnake.report.events import RESOURCES, OperationEvent
+from greedysnake.report.memory import TierMemory, memory_of_samples
 
 CONFIG, PLAN, METRICS, SUMMARY, TRACE = "config.yaml", "plan.json", "metrics.jsonl", "summary.json", "trace.json"
+HARDWARE = "hardware.json"
 _MOST = 1e150  # what is larger was not measured, and would make sums and squares overflow
 _RECORDS = (METRICS, PLAN, SUMMARY, TRACE)
+_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +26,8 @@ class TracedStep:
     number: int
     events: list[OperationEvent]
     unit_names: list[str]
+    memory: list[TierMemory] = field(default_factory=list)
+    """What each tier held; empty if the trace does not tell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +39,8 @@ class RunFiles:
     """Lines of ``metrics.jsonl`` by rising step; of a step that was repeated after a resume, the later line."""
     summary: dict[str, Any] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
+    hardware: dict[str, Any] = field(default_factory=dict)
+    """What a probe measured of the machine; empty, and not named in ``missing``, if none was made."""
     config: dict[str, Any] = field(default_factory=dict)
     config_text: str = ""
     traced: TracedStep | None = None
@@ -64,6 +71,7 @@ def read_run(folder: Path) -> RunFiles:
         steps=steps,
         summary=_read_object(folder / SUMMARY, missing, None),
         plan=_read_object(folder / PLAN, missing, "why the plan is as it is, and the memory budget, are not known"),
+        hardware=_read_object(folder / HARDWARE, missing, None),
         config=_parse_config(config_text, missing),
         config_text=config_text,
         traced=_read_trace(folder / TRACE, missing),
@@ -151,17 +159,24 @@ def _read_trace(path: Path, missing: list[str]) -> TracedStep | None:
     if not path.is_file():
         return None
     try:
-        traced = _last_traced_step(json.loads(text)["traceEvents"])
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        entries = list(json.loads(text)["traceEvents"])
+        operations = _last_operations(entries)
+        traced = _traced_step(operations) if operations else None
+    except _DAMAGE:
         missing.append(f"{path.name} is damaged: there is no timeline")
         return None
     if traced is None:
         missing.append(f"{path.name} holds no operation")
-    return traced
+        return None
+    try:
+        return replace(traced, memory=_memory_during(operations, entries))
+    except _DAMAGE:
+        missing.append(f"the memory counters of {path.name} are damaged: there is no picture of memory over a step")
+        return traced
 
 
-def _last_traced_step(entries: Iterable[Mapping[str, Any]]) -> TracedStep | None:
-    entries = list(entries)
+def _last_operations(entries: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], str]]:
+    """The operations of a trace's last step by rising time, each with its resource."""
     rows = {entry["tid"]: entry["args"]["name"] for entry in entries if entry.get("name") == "thread_name"}
     operations = []
     for entry in entries:
@@ -169,11 +184,12 @@ def _last_traced_step(entries: Iterable[Mapping[str, Any]]) -> TracedStep | None
         resource = str(rows.get(entry.get("tid"), "")).partition(" (")[0]
         if entry.get("ph") == "X" and resource in RESOURCES:
             operations.append((entry, resource))
-    if not operations:
-        return None
-    last = max(int(entry["args"]["step"]) for entry, _ in operations)
+    last = max((int(entry["args"]["step"]) for entry, _ in operations), default=None)
     operations = [(entry, resource) for entry, resource in operations if entry["args"]["step"] == last]
-    operations.sort(key=lambda operation: operation[0]["ts"])
+    return sorted(operations, key=lambda operation: operation[0]["ts"])
+
+
+def _traced_step(operations: Sequence[tuple[Mapping[str, Any], str]]) -> TracedStep:
     origin = operations[0][0]["ts"]
     units: dict[str, int] = {}
     events = []
@@ -192,9 +208,25 @@ def _last_traced_step(entries: Iterable[Mapping[str, Any]]) -> TracedStep | None
                 start_s=start,
                 end_s=start + entry["dur"] / 1e6,
                 bytes=_whole(args.get("bytes")) or 0,
+                parameters=_whole(args.get("parameters")) or 0,
             )
         )
-    return TracedStep(number=last, events=events, unit_names=list(units))
+    return TracedStep(number=int(operations[0][0]["args"]["step"]), events=events, unit_names=list(units))
+
+
+def _memory_during(
+    operations: Sequence[tuple[Mapping[str, Any], str]], entries: Iterable[Mapping[str, Any]]
+) -> list[TierMemory]:
+    """What the counters of a trace say from the start of ``operations`` to their end."""
+    origin, end = operations[0][0]["ts"], max(entry["ts"] + entry["dur"] for entry, _ in operations)
+    nanosecond = 1e-3
+    return memory_of_samples(
+        [
+            ((entry["ts"] - origin) / 1e6, str(entry["name"]), entry["args"])
+            for entry in entries
+            if entry.get("ph") == "C" and origin - nanosecond <= entry["ts"] <= end + nanosecond
+        ]
+    )
 
 
 def _whole(value: Any) -> int | None:

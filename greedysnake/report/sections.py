@@ -3,25 +3,15 @@
 from collections.abc import Callable, Sequence
 
 from greedysnake.report import facts, wording
+from greedysnake.report.cards import card
 from greedysnake.report.charts import Series, line_chart, share_rows
 from greedysnake.report.events import RESOURCES, resource_words
 from greedysnake.report.run_files import RunFiles, mapping, number
-from greedysnake.report.sections_time import bottleneck_words, kinds_card, rates_card, timeline_card
+from greedysnake.report.sections_memory import budget_bytes, memory_card, memory_chart, peak_bytes, step_memory_card
+from greedysnake.report.sections_rates import rates_card
+from greedysnake.report.sections_time import bottleneck_words, kinds_card, timeline_card
 from greedysnake.report.wording import known, safe
 
-_PURPOSES = {
-    "process": "Python and its libraries, before the run",
-    "activations": "activations of the unit in work",
-    "master_weights": "float32 weights of the chunk that is updated",
-    "weights": "weights of units in use and on their way",
-    "gradient": "gradients of units in work",
-    "state": "optimizer state of chunks on their way",
-    "gradient_chunk": "gradients of chunks on their way from SSD",
-    "norm": "the gradient's norm",
-    "boundary": "boundaries between units",
-    "boundary_gradient": "gradients of boundaries",
-    "held": "gradients that wait for their update",
-}
 _TIERS = {"device": "device memory", "host": "host memory", "ssd": "SSD"}
 
 
@@ -60,7 +50,7 @@ def headline(files: RunFiles) -> str:
     steps = files.steps
     steady = facts.steady(steps)
     losses, evaluations = _losses(files), _evaluations(files)
-    peak, budget = _peak(files), _budget(files)
+    peak, budget = peak_bytes(files), budget_bytes(files)
     read = facts.median(steady, facts.of("ssd_read_bytes"))
     written = facts.median(steady, facts.of("ssd_write_bytes"))
     skipped = sum(1 for step in steps if step.get("skipped"))
@@ -99,23 +89,20 @@ def headline(files: RunFiles) -> str:
 def cards(files: RunFiles) -> list[str]:
     """Everything below the headline, each part a card."""
     return [
-        _card("Loss", _loss_chart(files), wide=True),
-        _card("What limits the run", bottleneck_words(files) + _busy_chart(files), wide=True),
+        card("Loss", _loss_chart(files), wide=True),
+        card("What limits the run", bottleneck_words(files) + _busy_chart(files), wide=True),
         timeline_card(files),
+        step_memory_card(files),
         kinds_card(files),
         rates_card(files),
-        _card("Tokens per second", _chart(files, "tokens_per_second", "rate", wording.tokens, from_zero=True)),
-        _card("Host memory", _memory_chart(files)),
-        _card("Gradient norm", _chart(files, "grad_norm", "norm", wording.general, log=True) + _clipped(files)),
-        _card("Learning rate", _chart(files, "lr", "training", wording.general, from_zero=True)),
+        card("Tokens per second", _chart(files, "tokens_per_second", "rate", wording.tokens, from_zero=True)),
+        card("Host memory", memory_chart(files)),
+        card("Gradient norm", _chart(files, "grad_norm", "norm", wording.general, log=True) + _clipped(files)),
+        card("Learning rate", _chart(files, "lr", "training", wording.general, from_zero=True)),
         _plan_card(files),
-        _memory_card(files),
+        memory_card(files),
         _settings_card(files),
     ]
-
-
-def _card(title: str, body: str, *, wide: bool = False) -> str:
-    return f'<section class="card{" wide" if wide else ""}"><h2>{title}</h2>{body}</section>'
 
 
 def _steps_done(files: RunFiles) -> int:
@@ -149,15 +136,6 @@ def _last(points: Sequence[tuple[int, float]]) -> float | None:
 
 def _from(points: Sequence[tuple[int, float]]) -> str:
     return f"from {wording.loss(points[0][1])} at step {points[0][0]:,}" if len(points) > 1 else ""
-
-
-def _peak(files: RunFiles) -> float | None:
-    peak = facts.highest(files.steps, "host_peak_bytes")
-    return peak if peak is not None else number(files.summary.get("host_peak_bytes"))
-
-
-def _budget(files: RunFiles) -> float | None:
-    return number(mapping(files.plan.get("host_memory")).get("budget_bytes"))
 
 
 def _of_budget(peak: float | None, budget: float | None) -> str:
@@ -213,20 +191,6 @@ def _clipped(files: RunFiles) -> str:
     )
 
 
-def _memory_chart(files: RunFiles) -> str:
-    points, budget = facts.series(files.steps, facts.of("host_peak_bytes")), _budget(files)
-    limit = None if budget is None else (budget, f"budget {wording.memory(budget)}")
-    highest = max([value for _, value in points] + [budget or 0.0])
-    return line_chart(
-        [Series(name="highest so far", color="memory", points=points)],
-        wording.memory,
-        label="host memory over steps",
-        from_zero=True,
-        limit=limit,
-        tick_unit=2.0**30 if highest >= 2**30 else 2.0**20,
-    )
-
-
 def _busy_chart(files: RunFiles) -> str:
     rows, idle = [], []
     for resource in RESOURCES:
@@ -247,7 +211,7 @@ def _busy_chart(files: RunFiles) -> str:
 def _plan_card(files: RunFiles) -> str:
     plan = files.plan
     if not plan:
-        return _card("The plan", '<p class="none">plan.json is missing or empty</p>')
+        return card("The plan", '<p class="none">plan.json is missing or empty</p>')
     reasons = plan.get("reasons")
     entries = "".join(f"<li>{safe(reason)}</li>" for reason in reasons) if isinstance(reasons, list) else ""
     batch, choices, ssd = (mapping(plan.get(name)) for name in ("batch", "choices", "ssd"))
@@ -276,29 +240,7 @@ def _plan_card(files: RunFiles) -> str:
         if (size := number(ssd.get(name))) is not None:
             rows.append((f"planned to be {direction} in a step", wording.moved(size)))
     table = "".join(f'<tr><td>{safe(name)}</td><td class="n">{safe(value)}</td></tr>' for name, value in rows)
-    return _card("The plan, and why", f"<ul>{entries}</ul><table>{table}</table>" if rows else f"<ul>{entries}</ul>")
-
-
-def _memory_card(files: RunFiles) -> str:
-    purposes = {
-        name: size
-        for name, value in mapping(mapping(files.plan.get("host_memory")).get("by_purpose")).items()
-        if (size := number(value)) is not None
-    }
-    if not purposes:
-        return _card("Host memory by purpose", '<p class="none">plan.json does not say it</p>')
-    expected, most = sum(purposes.values()), max(purposes.values())
-    rows = "".join(
-        f'<tr><td>{safe(_PURPOSES.get(name, name.replace("_", " ")))}</td><td class="n">{wording.memory(size)}</td>'
-        f'<td class="bar-cell"><div style="--c:var(--memory);width:{size * 100 / (most or 1):.1f}%"></div></td></tr>'
-        for name, size in sorted(purposes.items(), key=lambda item: -item[1])
-    )
-    peak, budget = _peak(files), _budget(files)
-    summary = (
-        f"Expected {wording.memory(expected)}, measured at most {known(peak, wording.memory)}"
-        f"{f', budget {wording.memory(budget)}' if budget is not None else ''}."
-    )
-    return _card("Host memory by purpose", f"<p>{safe(summary)}</p><table>{rows}</table>")
+    return card("The plan, and why", f"<ul>{entries}</ul><table>{table}</table>" if rows else f"<ul>{entries}</ul>")
 
 
 def _settings_card(files: RunFiles) -> str:

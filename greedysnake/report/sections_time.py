@@ -1,12 +1,10 @@
 """The parts of a report page about time: the bottleneck in words, the timeline, operations by kind, and rates."""
 
-from collections.abc import Sequence
-
 from greedysnake.report import facts, timeline, wording
 from greedysnake.report.bars import bars_of
 from greedysnake.report.events import OperationEvent, operation_name, resource_words
 from greedysnake.report.run_files import RunFiles, TracedStep
-from greedysnake.report.wording import known, safe
+from greedysnake.report.wording import safe
 
 _BUSY = 0.6  # below, no resource limits a step by itself
 _ZOOMS = (1, 2, 4, 8, 16)
@@ -51,7 +49,7 @@ def timeline_card(files: RunFiles) -> str:
     return (
         f'<section class="card wide"><div class="zoom">{buttons}</div>'
         f"<h2>Timeline of step {traced.number:,}</h2>"
-        f'<p class="legend">{timeline.legend(traced)}<span>lighter: every other unit · numbers: layers, '
+        f'<p class="legend">{timeline.legend(traced)}<span>two shades: every other unit · numbers: layers, '
         f"letters: other units</span></p>"
         f"{timeline.timeline(traced)}{_waits(files, traced)}"
         f'<p class="soft">trace.json shows this and further steps in ui.perfetto.dev.</p></section>'
@@ -84,80 +82,33 @@ def kinds_card(files: RunFiles) -> str:
     rows, before = [], None
     for time in facts.times_by_kind(traced):
         family, share = _family(examples[time.resource, time.kind]), time.seconds / whole
+        amount, rate = _moved_or_updated(time)
         rows.append(
             f"<tr><td>{safe(resource_words(time.resource)) if time.resource != before else ''}</td>"
             f'<td>{safe(time.kind.replace("_", " "))}</td><td class="n">{time.count:,}</td>'
             f'<td class="n">{wording.seconds(time.seconds)}</td><td class="n">{safe(wording.percent(share))}</td>'
-            f'<td class="bar-cell"><div style="--c:var(--{family});width:{share * 100:.1f}%"></div></td>'
-            f'<td class="n">{wording.moved(time.bytes) if time.bytes else ""}</td>'
-            f'<td class="n">{wording.rate(time.bytes / time.seconds) if time.bytes and time.seconds else ""}</td></tr>'
+            f'<td class="bar-cell share"><div style="--c:var(--{family});width:{share * 100:.1f}%"></div></td>'
+            f'<td class="n">{amount}</td><td class="n">{rate}</td></tr>'
         )
         before = time.resource
     return (
         f'<section class="card wide"><h2>Where the time of step {traced.number:,} goes</h2><div class="scroll"><table>'
         '<tr><th>resource</th><th>operation</th><th class="n">number</th><th class="n">busy</th>'
-        '<th class="n">of the step</th><th></th><th class="n">bytes</th><th class="n">rate while busy</th></tr>'
+        '<th class="n">of the step</th><th></th><th class="n">amount</th><th class="n">rate while busy</th></tr>'
         f"{''.join(rows)}</table></div></section>"
     )
 
 
+def _moved_or_updated(time: facts.KindTime) -> tuple[str, str]:
+    """How much operations of a kind moved, or how many parameters they updated, and how fast; "" for neither."""
+    if time.bytes:
+        amount, rate = wording.moved(time.bytes), wording.rate
+    elif time.parameters:
+        amount, rate = wording.parameters(time.parameters), wording.parameter_rate
+    else:
+        return "", ""
+    return amount, rate((time.bytes or time.parameters) / time.seconds) if time.seconds else ""
+
+
 def _family(event: OperationEvent) -> str:
     return bars_of([event], 0, 0.0, 1.0)[0].family
-
-
-def rates_card(files: RunFiles) -> str:
-    """Bytes per second of the SSDs (and buses), while busy and over whole steps."""
-    steady = facts.steady(files.steps)
-    rows = [
-        _rate_row(
-            words,
-            facts.median(steady, facts.of(f"{name}_bytes")),
-            facts.median(steady, facts.busy_rate(name)),
-            facts.median(steady, facts.step_rate(name)),
-            facts.median(steady, facts.busy(name)),
-        )
-        for name, words in (("ssd_read", "SSD read"), ("ssd_write", "SSD write"))
-    ]
-    title = f"median of {len(steady):,} steps" if len(steady) > 1 else "the only step" if steady else "no steps"
-    tables = [_rates_table(title, rows)]
-    if files.traced is not None:
-        tables.append(_rates_table(f"step {files.traced.number:,}, as traced", _traced_rates(files.traced)))
-    return (
-        f'<section class="card wide"><h2>Rates reached</h2><div class="scroll"><table>{"".join(tables)}</table>'
-        "</div></section>"
-    )
-
-
-def _traced_rates(traced: TracedStep) -> list[str]:
-    whole = facts.step_seconds(traced)
-    rows = []
-    for words, resources in (
-        ("SSD read", ("ssd_read",)),
-        ("SSD write", ("ssd_write",)),
-        ("SSD, both together", ("ssd_read", "ssd_write")),
-        ("host → device", ("h2d",)),
-        ("device → host", ("d2h",)),
-    ):
-        events = [event for event in traced.events if event.resource in resources]
-        moved, busy = sum(event.bytes for event in events), facts.covered_seconds(events)
-        if moved and busy > 0:
-            rows.append(_rate_row(words, moved, moved / busy, moved / whole, busy / whole))
-    return rows
-
-
-def _rates_table(title: str, rows: Sequence[str]) -> str:
-    return (
-        f'<tr><th>{safe(title)}</th><th class="n">bytes</th><th class="n">rate while busy</th>'
-        f'<th class="n">rate over the whole step</th><th class="n">busy</th></tr>{"".join(rows)}'
-    )
-
-
-def _rate_row(
-    words: str, moved: float | None, while_busy: float | None, over_step: float | None, share: float | None
-) -> str:
-    return (
-        f'<tr><td>{safe(words)}</td><td class="n">{safe(known(moved, wording.moved))}</td>'
-        f'<td class="n"><b>{safe(known(while_busy, wording.rate))}</b></td>'
-        f'<td class="n">{safe(known(over_step, wording.rate))}</td>'
-        f'<td class="n">{safe(known(share, wording.percent))}</td></tr>'
-    )

@@ -8,7 +8,7 @@ from greedysnake.report.charts import round_ticks
 from greedysnake.report.events import RESOURCES, OperationEvent, operation_name, resource_words, unit_name
 from greedysnake.report.facts import covered_seconds, step_seconds
 from greedysnake.report.run_files import TracedStep
-from greedysnake.report.wording import moved, percent, rate, safe, seconds
+from greedysnake.report.wording import moved, percent, rate, safe, seconds, time_scale
 
 WIDTH = 1000.0
 """A step's length in the drawing's units; the page stretches it to what there is."""
@@ -166,7 +166,7 @@ def _short(name: str) -> str:
 
 
 def _time_axis(whole: float, height: float) -> str:
-    scale, suffix = (1.0, "s") if whole >= 1 else (1e3, "ms") if whole >= 1e-3 else (1e6, "µs")
+    scale, suffix = time_scale(whole)
     length = whole * scale
     coarse = round_ticks(0.0, 0.97 * length, 10)
     marks = ""

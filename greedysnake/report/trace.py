@@ -1,10 +1,11 @@
-"""A run's operations as a trace for ui.perfetto.dev or chrome://tracing, and how busy each resource was."""
+"""A run's operations and memory as a trace for ui.perfetto.dev or chrome://tracing, and how busy each resource was."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from greedysnake.report.events import RESOURCES, OperationEvent, assign_lanes, operation_name, unit_name
+from greedysnake.report.memory import TierMemory, counter_samples
 from greedysnake.report.metrics import write_json_atomic
 
 _PROCESS_ID = 1
@@ -16,8 +17,9 @@ def write_trace(
     path: str | os.PathLike[str],
     steps: Mapping[int, Sequence[OperationEvent]],
     unit_names: Sequence[str],
+    memory: Mapping[int, Sequence[TierMemory]] | None = None,
 ) -> None:
-    """Write a Chrome trace JSON file: a row of steps, then a row per resource.
+    """Write a Chrome trace JSON file: a row of steps, a row per resource, and counters of each tier's memory.
 
     Times are microseconds from the first event. Operations that overlap in one resource take further rows.
 
@@ -25,6 +27,7 @@ def write_trace(
         path: the file to write or replace.
         steps: the events of every step to show, by step number.
         unit_names: the name of unit 0, unit 1, ...: 'embedding', 'layer 0', ...
+        memory: what each tier held in those of ``steps`` for which that is known, on the events' clock.
 
     Raises:
         OSError: the file cannot be written.
@@ -62,6 +65,8 @@ def write_trace(
             entry["ts"] /= 1000
             entry["dur"] /= 1000
         trace_events += sorted(slices, key=lambda entry: entry["ts"])
+    for _, tiers in sorted((memory or {}).items()):
+        trace_events += [_counter(name, time - origin_s, values) for time, name, values in counter_samples(tiers)]
     write_json_atomic(path, {"traceEvents": trace_events, "displayTimeUnit": "ms"}, indent=None)
 
 
@@ -107,6 +112,19 @@ def _slice(name: str, category: str, start_s: float, end_s: float, args: Mapping
     }
 
 
+def _counter(name: str, time_s: float, values: Mapping[str, int]) -> dict[str, Any]:
+    """A counter ("C") event: its values hold until the next one; chrome://tracing stacks them."""
+    return {
+        "ph": "C",
+        "pid": _PROCESS_ID,
+        "tid": 0,
+        "name": name,
+        "cat": "memory",
+        "ts": round(time_s * 1e9) / 1000,
+        "args": values,
+    }
+
+
 def _event_args(event: OperationEvent, unit_names: Sequence[str]) -> dict[str, Any]:
     """What a viewer shows when one clicks on the event; what does not apply is left out."""
     seconds = event.end_s - event.start_s
@@ -117,6 +135,7 @@ def _event_args(event: OperationEvent, unit_names: Sequence[str]) -> dict[str, A
         "chunk": event.chunk,
         "bytes": event.bytes,
         "rate_MB_per_s": round(event.bytes / 1e6 / seconds, 3) if timed else None,
+        "parameters": event.parameters or None,
     }
     return {key: value for key, value in args.items() if value is not None}
 

@@ -43,6 +43,11 @@ def seconds(value: float) -> str:
     return f"{value * 1e3:.3g} ms" if value >= 0.9995e-3 else f"{value * 1e6:.3g} µs"
 
 
+def time_scale(whole_s: float) -> tuple[float, str]:
+    """What seconds are multiplied by at an axis of ``whole_s`` seconds, and the unit that this gives."""
+    return (1.0, "s") if whole_s >= 1 else (1e3, "ms") if whole_s >= 1e-3 else (1e6, "µs")
+
+
 def moved(value: float) -> str:
     """Bytes that were moved, in powers of 1000 as rates are: '19.5 GB'."""
     for suffix in ("B", "kB", "MB", "GB"):
@@ -60,6 +65,24 @@ def memory(value: float) -> str:
 def rate(value: float) -> str:
     """Bytes per second as disks are sold: '2.31 GB/s', '45 MB/s'."""
     return f"{value / 1e9:.2f} GB/s" if value >= 0.0995e9 else f"{value / 1e6:.3g} MB/s"
+
+
+def parameters(value: float) -> str:
+    """A number of parameters: '10.8 M parameters'."""
+    return f"{_scaled(value)} parameters"
+
+
+def parameter_rate(value: float) -> str:
+    """Parameters updated per second: '0.85 G parameters/s'."""
+    return f"{_scaled(value)} parameters/s"
+
+
+def _scaled(value: float) -> str:
+    for suffix in ("", " k", " M", " G"):
+        if value < 999.5:
+            return f"{value:.3g}{suffix}"
+        value /= 1000
+    return f"{value:.3g} T"
 
 
 def tokens(value: float) -> str:

@@ -1,6 +1,13 @@
 """A training step as data: operations, what they need, and proof that they are safe."""
 
-from greedysnake.schedule.builders import BUILDERS, build_evaluation, build_flush, build_horizontal, build_vertical
+from greedysnake.schedule.builders import (
+    BUILDERS,
+    build_evaluation,
+    build_flush,
+    build_horizontal,
+    build_vertical,
+    step_pools,
+)
 from greedysnake.schedule.lives import Life, content_lives
 from greedysnake.schedule.operations import Buffer, Kind, Operation, Pool, Resource, Schedule, Tier
 from greedysnake.schedule.shape import Choices, ChunkShape, StepShape, UnitShape
@@ -28,4 +35,5 @@ __all__ = [
     "build_vertical",
     "check_schedule",
     "content_lives",
+    "step_pools",
 ]

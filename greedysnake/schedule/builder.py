@@ -16,13 +16,23 @@ class ScheduleBuilder(OperationTape):
         choices: what the plan decided.
         pending: whether the step before left delayed gradients, so that their updates come first.
         partial_sums: whether gradients are put away between micro-batches.
+        snapshot: whether the state after the step before is committed, once its delayed updates have been made.
     """
 
-    def __init__(self, shape: StepShape, choices: Choices, *, pending: bool, partial_sums: bool = False) -> None:
+    def __init__(
+        self,
+        shape: StepShape,
+        choices: Choices,
+        *,
+        pending: bool,
+        partial_sums: bool = False,
+        snapshot: bool = False,
+    ) -> None:
         super().__init__(make_pools(shape, choices, holds_all=partial_sums or choices.wait_for_norm))
         self.shape = shape
         self.choices = choices
         self.pending = pending
+        self._snapshot = snapshot
         self.units = len(shape.units)
         self._first_chunk = [0]
         for unit in shape.units:
@@ -189,9 +199,43 @@ class ScheduleBuilder(OperationTape):
             self.release(state)
 
     def update_delayed(self, unit: int) -> None:
-        """The α share of the step before, for a unit whose weights are loaded."""
+        """The α share of the step before, for a unit whose weights are loaded; then its part of a snapshot."""
         if self.pending:
             self._update(unit, self.choices.delayed_chunks(self.shape.units[unit]), gradient=None)
+        if self._snapshot:
+            for chunk in range(len(self.shape.units[unit].chunks)):
+                self._store_resident(unit, chunk)
+
+    def _store_resident(self, unit: int, chunk: int) -> None:
+        """Write what of a chunk stays in host memory, so that the store is complete."""
+        number, sizes = self.chunk_id(unit, chunk), self.shape.units[unit].chunks[chunk]
+        parts = []
+        if self._is_resident(unit):
+            parts.append((Buffer("resident_weights", unit), Buffer("ssd_weights", number), sizes.weight_bytes))
+        if self.pools["resident_state"].slot_bytes[number]:
+            parts.append((Buffer("resident_state", number), Buffer("ssd_state", number), sizes.state_bytes))
+        if parts:
+            self.emit(
+                Kind.STORE_RESIDENT,
+                Resource.SSD_WRITE,
+                unit=unit,
+                chunk=chunk,
+                reads=[buffer for buffer, _, _ in parts],
+                writes=[home for _, home, _ in parts],
+                bytes=sum(size for _, _, size in parts),
+            )
+
+    def commit(self) -> None:
+        """Commit the state after the step before, if that is due: every unit's part has been written.
+
+        No update of this step has been made yet, and none is written before the commit, so a snapshot holds
+        no delayed gradients and needs no copy.
+        """
+        if self._snapshot:
+            everything = [
+                Buffer(pool, slot) for pool in ("ssd_weights", "ssd_state") for slot in range(self._first_chunk[-1])
+            ]
+            self.emit(Kind.COMMIT, Resource.SSD_WRITE, reads=everything)
 
     def _drop_held(self, unit: int, chunk: int) -> None:
         self.release(self.held(unit, chunk))

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 
 from greedysnake.schedule.builder import ScheduleBuilder
-from greedysnake.schedule.operations import Schedule
+from greedysnake.schedule.operations import Pool, Schedule
 from greedysnake.schedule.passes import Passes
+from greedysnake.schedule.pools import make_pools
 from greedysnake.schedule.shape import Choices, StepShape
 
 
-def build_vertical(shape: StepShape, choices: Choices, *, pending: bool) -> Schedule:
+def build_vertical(shape: StepShape, choices: Choices, *, pending: bool, snapshot: bool = False) -> Schedule:
     """One optimizer step with every micro-batch through a unit before any goes through the next.
 
     A unit's weights cross SSD once in the forward and once in the backward, and its gradient is complete,
@@ -19,8 +20,9 @@ def build_vertical(shape: StepShape, choices: Choices, *, pending: bool) -> Sche
         shape: sizes of the step.
         choices: what the plan decided.
         pending: whether the step before left delayed gradients.
+        snapshot: whether the state after the step before is committed on the way.
     """
-    build = ScheduleBuilder(shape, choices, pending=pending)
+    build = ScheduleBuilder(shape, choices, pending=pending, snapshot=snapshot)
     passes = Passes(build)
     natural = list(range(shape.micro_batches))
 
@@ -37,7 +39,7 @@ def build_vertical(shape: StepShape, choices: Choices, *, pending: bool) -> Sche
     return build.build("vertical")
 
 
-def build_horizontal(shape: StepShape, choices: Choices, *, pending: bool) -> Schedule:
+def build_horizontal(shape: StepShape, choices: Choices, *, pending: bool, snapshot: bool = False) -> Schedule:
     """One optimizer step with every unit visited by one micro-batch before the next begins.
 
     The order of ZeRO-Infinity and of plain gradient accumulation: weights cross SSD twice for every
@@ -47,8 +49,9 @@ def build_horizontal(shape: StepShape, choices: Choices, *, pending: bool) -> Sc
         shape: sizes of the step.
         choices: what the plan decided.
         pending: whether the step before left delayed gradients.
+        snapshot: whether the state after the step before is committed on the way.
     """
-    build = ScheduleBuilder(shape, choices, pending=pending, partial_sums=shape.micro_batches > 1)
+    build = ScheduleBuilder(shape, choices, pending=pending, partial_sums=shape.micro_batches > 1, snapshot=snapshot)
     passes = Passes(build)
     head = build.units - 1
     for m in range(shape.micro_batches):
@@ -82,6 +85,12 @@ def build_evaluation(shape: StepShape, choices: Choices) -> Schedule:
         passes.forward(unit, order, first=False, keep=False)
     passes.loss(order)
     return build.build("evaluation")
+
+
+def step_pools(name: str, shape: StepShape, choices: Choices) -> dict[str, Pool]:
+    """The memory of the schedule called ``name``, without building the schedule."""
+    partial_sums = name == "horizontal" and shape.micro_batches > 1
+    return make_pools(shape, choices, holds_all=partial_sums or choices.wait_for_norm)
 
 
 BUILDERS: dict[str, Callable[..., Schedule]] = {"vertical": build_vertical, "horizontal": build_horizontal}

@@ -1,4 +1,4 @@
-"""When the content of a buffer is over, in any order that a schedule allows."""
+"""Which content each buffer holds from when to when, in any order that a schedule allows."""
 
 from dataclasses import dataclass
 
@@ -11,27 +11,30 @@ class Life:
 
     Attributes:
         buffer: where it is.
-        writer: index of the operation that made it.
-        uses: indices of all operations that touch it; when they have ended, nobody needs it.
+        writer: index of the operation that made it; None: it was there before the step.
+        uses: indices of all operations that touch it.
+        released: whether nobody needs it when ``uses`` have ended; if not, it is there after the step.
     """
 
     buffer: Buffer
-    writer: int
+    writer: int | None
     uses: tuple[int, ...]
+    released: bool
 
 
 def content_lives(schedule: Schedule) -> list[Life]:
-    """Every content that a step both makes and releases."""
-    begun: dict[Buffer, tuple[int, list[int]]] = {}
+    """Every content that any buffer has in a step, by the order of its release; those that stay come last."""
+    begun: dict[Buffer, tuple[int | None, list[int]]] = {buffer: (None, []) for buffer in sorted(schedule.live_in)}
     lives = []
     for operation in schedule.operations:
         for buffer in dict.fromkeys((*operation.reads, *operation.writes)):
-            if buffer in begun:
-                begun[buffer][1].append(operation.index)
-            elif buffer in operation.writes and buffer not in schedule.live_in:
-                begun[buffer] = (operation.index, [operation.index])
+            if buffer not in begun:
+                begun[buffer] = (operation.index, [])
+            begun[buffer][1].append(operation.index)
         for buffer in operation.releases:
-            if buffer in begun:
-                writer, uses = begun.pop(buffer)
-                lives.append(Life(buffer=buffer, writer=writer, uses=tuple(uses)))
+            writer, uses = begun.pop(buffer)
+            lives.append(Life(buffer=buffer, writer=writer, uses=tuple(uses), released=True))
+    lives += [
+        Life(buffer=buffer, writer=writer, uses=tuple(uses), released=False) for buffer, (writer, uses) in begun.items()
+    ]
     return lives

@@ -52,6 +52,8 @@ class Kind(StrEnum):
     LOAD_STATE = "load_state"
     UPDATE = "update"  # AdamW on one chunk
     STORE_STATE = "store_state"  # a chunk's new weights and state
+    STORE_RESIDENT = "store_resident"  # what of a chunk stays in host memory, for a snapshot
+    COMMIT = "commit"  # makes the state after the step before the one that survives a crash
 
 
 @dataclass(frozen=True, order=True)

@@ -24,7 +24,7 @@ class Passes:
         Args:
             unit: embedding or decoder unit.
             order: the micro-batches.
-            first: whether its delayed updates come before.
+            first: whether its delayed updates come before, and its part of a snapshot.
             keep: whether a backward will need the boundaries again.
         """
         build = self._build
@@ -33,7 +33,8 @@ class Passes:
             build.update_delayed(unit)
         build.prefetch_weights(unit + 1)
         weights = build.compute_weights(unit)
-        leave = build.choices.boundaries_leave and keep
+        leaves = keep and build.choices.boundary_leaves(unit, build.units)
+        inputs_leave = not keep or (unit > 0 and build.choices.boundary_leaves(unit - 1, build.units))
         for m in order:
             inputs = [self._boundary[unit - 1, m]] if unit else []
             output = self._boundary[unit, m] = build.take("activation")
@@ -46,9 +47,9 @@ class Passes:
                 writes=[output],
             )
             self._used[unit - 1, m] = index
-            if leave and unit < build.units - 2:  # the head's input is used at once, and not again
+            if leaves:
                 self._leave(unit, m)
-            if leave or not keep:
+            if inputs_leave:
                 for boundary in inputs:
                     build.release(boundary)
         build.drop_weights(unit)
@@ -60,6 +61,7 @@ class Passes:
         build.load_weights(unit)
         if first:
             build.update_delayed(unit)
+            build.commit()
         weights = [build.compute_weights(unit)]
         gradients = [build.begin_gradient(unit, first=first)]
         if build.shape.tied:
@@ -135,7 +137,7 @@ class Passes:
             bytes=size,
         )
         self._away[unit, m] = kept
-        if build.choices.boundaries == Tier.SSD:
+        if build.choices.boundary_tier(unit, build.units) == Tier.SSD:
             home = self._away[unit, m] = Buffer("ssd_boundary", unit * build.shape.micro_batches + m)
             build.emit(
                 Kind.STORE_BOUNDARY,
@@ -154,7 +156,7 @@ class Passes:
         if (unit, m) not in self._away:
             return self._boundary.pop((unit, m))
         kept, size = self._away.pop((unit, m)), build.shape.boundary_bytes
-        if build.choices.boundaries == Tier.SSD:
+        if kept.pool == "ssd_boundary":
             home, kept = kept, build.take("boundary")
             build.emit(
                 Kind.LOAD_BOUNDARY,

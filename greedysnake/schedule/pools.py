@@ -37,8 +37,11 @@ def make_pools(shape: StepShape, choices: Choices, *, holds_all: bool) -> dict[s
         for index, chunk in enumerate(unit.chunks)
     )
     on_ssd = choices.gradients == Tier.SSD
-    boundaries = (len(shape.units) - 1) * shape.micro_batches
-    leave = choices.boundaries_leave
+    tiers = [choices.boundary_tier(unit, len(shape.units)) for unit in range(len(shape.units) - 1)]
+    leaving = [tier for tier in tiers if tier != choices.compute_tier]
+    # where they leave, those of two units are there at once: one that arrives, one that is made
+    activations = len(tiers) - len(leaving) + (2 if leaving else 0)
+    waiting_in_host = leaving.count(Tier.HOST) * shape.micro_batches + (4 if Tier.SSD in leaving else 0)
     weight_slots = max(choices.weight_slots, 2 if shape.tied else 1)
     device_gradients = choices.gradient_slots + shape.tied
 
@@ -63,10 +66,9 @@ def make_pools(shape: StepShape, choices: Choices, *, holds_all: bool) -> dict[s
         "norm": host(8, len(shape.units) + 1),
         "device_weights": device(largest_weights, weight_slots),
         "device_gradient": device(largest_gradient, device_gradients),
-        # those of two units are there at once where they leave: one that arrives, one that is made
-        "activation": compute(shape.boundary_bytes, 2 * shape.micro_batches if leave else boundaries),
+        "activation": compute(shape.boundary_bytes, activations * shape.micro_batches),
         "boundary_gradient": compute(shape.boundary_bytes, shape.micro_batches),
-        "boundary": host(shape.boundary_bytes, _boundary_slots(choices, boundaries)),
+        "boundary": host(shape.boundary_bytes, waiting_in_host),
         "held": ssd(held) if on_ssd else Pool(tier=Tier.HOST, slot_bytes=held),
         "resident_weights": Pool(
             tier=Tier.HOST,
@@ -85,12 +87,7 @@ def make_pools(shape: StepShape, choices: Choices, *, holds_all: bool) -> dict[s
         "ssd_weights": ssd(chunk.weight_bytes for chunk in chunks),
         "ssd_state": ssd(chunk.state_bytes for chunk in chunks),
         "ssd_frozen": ssd(unit.frozen_weight_bytes for unit in shape.units),
-        "ssd_boundary": ssd([shape.boundary_bytes] * (boundaries if choices.boundaries == Tier.SSD else 0)),
+        "ssd_boundary": ssd(
+            shape.boundary_bytes if tier == Tier.SSD else 0 for tier in tiers for _ in range(shape.micro_batches)
+        ),
     }
-
-
-def _boundary_slots(choices: Choices, boundaries: int) -> int:
-    """Host memory for boundaries that leave: for all of them, or for those on their way to SSD and back."""
-    if not choices.boundaries_leave:
-        return 0
-    return boundaries if choices.boundaries == Tier.HOST else 4

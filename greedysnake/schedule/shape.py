@@ -80,9 +80,11 @@ class Choices:
         wait_for_norm: whether no chunk may be updated before the whole gradient's norm is known (clipping).
         separate_device: whether computation has memory of its own, so that weights, gradients and boundaries are
             copied between it and host memory.
-        boundaries: the tier that keeps boundaries from forward to backward: device (if it is separate), host or ssd.
+        boundaries_on_device, boundaries_on_ssd: shares of the boundaries that wait for the backward there; the rest
+            waits in host memory. The device keeps some only if it is separate.
         gradients: the tier that keeps gradients until their update, host or ssd.
         snake: whether every other unit takes the micro-batches in reverse.
+        overlap: whether operations of different resources run at the same time; False is for comparison.
         resident_weights: the part of all units whose weights stay in host memory.
         resident_state: the part of each unit's chunks whose state stays in host memory.
         weight_slots, gradient_slots, state_slots: buffers of each kind; they bound how far I/O may run ahead.
@@ -91,9 +93,11 @@ class Choices:
     delayed_share: float = 0.0
     wait_for_norm: bool = False
     separate_device: bool = False
-    boundaries: Tier = Tier.HOST
+    boundaries_on_device: float = 0.0
+    boundaries_on_ssd: float = 0.0
     gradients: Tier = Tier.HOST
     snake: bool = True
+    overlap: bool = True
     resident_weights: float = 0.0
     resident_state: float = 0.0
     weight_slots: int = 2
@@ -101,7 +105,13 @@ class Choices:
     state_slots: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("delayed_share", "resident_weights", "resident_state"):
+        for name in (
+            "delayed_share",
+            "resident_weights",
+            "resident_state",
+            "boundaries_on_device",
+            "boundaries_on_ssd",
+        ):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")
         for name in ("weight_slots", "gradient_slots", "state_slots"):
@@ -109,18 +119,41 @@ class Choices:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.gradients not in (Tier.HOST, Tier.SSD):
             raise ValueError(f"gradients must wait in host or ssd, got {self.gradients}")
-        if self.boundaries == Tier.DEVICE and not self.separate_device:
+        if self.boundaries_on_device and not self.separate_device:
             raise ValueError("boundaries can only stay on the device where the device has memory of its own")
+        if self.boundaries_on_device + self.boundaries_on_ssd > 1 + 1e-9:
+            raise ValueError(
+                f"boundaries_on_device and boundaries_on_ssd are shares of one whole, got "
+                f"{self.boundaries_on_device} and {self.boundaries_on_ssd}"
+            )
 
     @property
     def compute_tier(self) -> Tier:
         """Where computation has its memory."""
         return Tier.DEVICE if self.separate_device else Tier.HOST
 
+    def boundary_tier(self, unit: int, units: int) -> Tier:
+        """Where a unit's outputs wait for the backward; each share is spread evenly over the model.
+
+        The input of the last of the ``units``, the head, is used at once and stays where it is.
+        """
+        if unit >= units - 2:
+            return self.compute_tier
+        if _in_share(self.boundaries_on_ssd, unit):
+            return Tier.SSD
+        others = unit - _share_before(self.boundaries_on_ssd, unit)
+        rest = 1 - self.boundaries_on_ssd
+        on_device = rest > 0 and _in_share(min(1.0, self.boundaries_on_device / rest), others)
+        return Tier.DEVICE if on_device else Tier.HOST
+
+    def boundary_leaves(self, unit: int, units: int) -> bool:
+        """Whether a unit's outputs leave the memory that they were computed in until the backward."""
+        return self.boundary_tier(unit, units) != self.compute_tier
+
     @property
     def boundaries_leave(self) -> bool:
-        """Whether boundaries leave the memory that they were computed in until the backward."""
-        return self.boundaries != self.compute_tier
+        """Whether any boundaries leave the memory that they were computed in until the backward."""
+        return self.boundaries_on_ssd > 0 or (self.separate_device and self.boundaries_on_device < 1)
 
     @property
     def some_resident(self) -> bool:
@@ -129,7 +162,7 @@ class Choices:
 
     def weights_resident(self, unit: int) -> bool:
         """Whether a unit's weights stay in host memory; those that do are spread evenly over the model."""
-        return floor((unit + 1) * self.resident_weights + 1e-9) > floor(unit * self.resident_weights + 1e-9)
+        return _in_share(self.resident_weights, unit)
 
     def state_resident(self, chunk: int, chunks: int) -> bool:
         """Whether the state of a unit's chunk stays in host memory; the first of its ``chunks`` do."""
@@ -146,3 +179,13 @@ class Choices:
     def prompt_chunks(self, unit: UnitShape) -> range:
         """Chunks of ``unit`` that are updated in the step that computed their gradient."""
         return range(self.first_delayed(len(unit.chunks)))
+
+
+def _share_before(share: float, index: int) -> int:
+    """How many of the first ``index`` things belong to a share of all that is spread evenly."""
+    return floor(index * share + 1e-9)
+
+
+def _in_share(share: float, index: int) -> bool:
+    """Whether a thing belongs to a share of all that is spread evenly."""
+    return _share_before(share, index + 1) > _share_before(share, index)

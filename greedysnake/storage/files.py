@@ -4,32 +4,28 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Self
-
-import torch
-from torch import Tensor
+from typing import Any, Self
 
 from greedysnake.errors import StorageError
-from greedysnake.storage.memory import BLOCK_BYTES, aligned_empty
+from greedysnake.storage.checksums import checksum_of
+from greedysnake.storage.geometry import STRIPE_BYTES
+from greedysnake.storage.memory import BLOCK_BYTES, aligned_empty, as_bytes
+from greedysnake.storage.small_files import close
+from greedysnake.storage.system import System, reason, uninterrupted
 
 logger = logging.getLogger(__name__)
 
-TRANSFER_BYTES = 8 * 2**20
-"""Largest piece moved by one system call: large enough for full disk rate, small enough to spread over threads."""
-
-
-def as_bytes(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous uint8 tensor."""
-    return memoryview(tensor.numpy())  # type: ignore[arg-type]
+_NO_RESERVING = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS})
+_MOST_VIEWS = 1024  # that one system call takes
 
 
 class Transfer:
     """Reads or writes under way. Whoever started them waits for them."""
 
-    def __init__(self, pieces: list[Future[None]]) -> None:
+    def __init__(self, pieces: Sequence[Future[Any]]) -> None:
         self._pieces = pieces
 
     @classmethod
@@ -73,133 +69,202 @@ class BlockFile:
     """One preallocated file, read and written by byte ranges in whole blocks.
 
     Args:
-        path: the file.
+        path: the file; a symbolic link is refused.
         readers, writers: threads that carry out the transfers of each direction.
-        size: bytes to create and preallocate it with, or None to open an existing file for reading.
+        size: bytes that it has, or that it gets if it is made.
+        create: whether to make and preallocate it; it must not be there yet.
+        writable: whether an existing file is opened for writing too.
+        system: the system calls.
 
     Raises:
-        StorageError: the file cannot be made, opened or preallocated.
+        StorageError: the file cannot be made, opened or preallocated, or has another size.
+
+    Attributes:
+        path: the file.
+        direct: whether it is moved past the page cache.
     """
 
     def __init__(
-        self, path: Path, readers: ThreadPoolExecutor, writers: ThreadPoolExecutor, *, size: int | None
+        self,
+        path: Path,
+        readers: ThreadPoolExecutor,
+        writers: ThreadPoolExecutor,
+        *,
+        size: int,
+        create: bool = False,
+        writable: bool = False,
+        system: System,
     ) -> None:
         self.path = path
+        self.direct = True
+        self._system = system
         self._readers = readers
         self._writers = writers
-        self._fd = -1
-        flags = os.O_RDONLY if size is None else os.O_RDWR | os.O_CREAT
-        self.direct = True
+        self._again = (os.O_RDWR if create or writable else os.O_RDONLY) | os.O_NOFOLLOW
+        self._falling_back = threading.Lock()
+        self._descriptors: list[int] = []  # the last is in use; transfers under way may still use the one before
+        self._open(os.O_CREAT | os.O_EXCL if create else 0)
         try:
-            try:
-                self._fd = os.open(path, flags | os.O_DIRECT | os.O_CLOEXEC, 0o600)
-            except OSError as error:
-                if error.errno != errno.EINVAL:
-                    raise
-                self._fall_back(flags)
-        except OSError as error:
-            raise StorageError(f"cannot open {path}: {error.strerror}") from error
-        try:
-            if size is not None:
-                self._preallocate(size)
-            if self.direct:
-                self._try_direct(flags)
+            if not create:
+                self._check_size(size)
+            if create or writable:
+                self._reserve(size)
+            if size:  # some file systems accept the flag and refuse the transfer: find out before the first step
+                self._read_piece([as_bytes(aligned_empty(BLOCK_BYTES))], 0, False)
         except BaseException:
             self.close()
             raise
 
-    def _fall_back(self, flags: int) -> None:
+    def _open(self, flags: int) -> None:
+        try:
+            try:
+                descriptor = uninterrupted(self._system.open, self.path, self._again | flags | os.O_DIRECT)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                self._warn()
+                # Linux makes the file before it refuses the flag.
+                descriptor = uninterrupted(self._system.open, self.path, self._again | (flags & ~os.O_EXCL))
+        except OSError as error:
+            raise StorageError(f"cannot open {self.path}: {reason(error)}") from error
+        self._descriptors.append(descriptor)
+
+    def _warn(self) -> None:
         self.direct = False
-        self._fd = os.open(self.path, flags | os.O_CLOEXEC, 0o600)
         logger.warning(
             "%s: the filesystem refuses direct I/O, so buffered I/O is used: slower, and the page cache "
             "takes memory that host_memory does not count",
             self.path,
         )
 
-    def _preallocate(self, size: int) -> None:
+    def _leave_direct(self) -> None:
+        """Go on with buffered I/O: the disk refuses direct I/O in blocks of 4096 bytes. Raises OSError."""
+        with self._falling_back:
+            if self.direct:
+                self._descriptors.append(uninterrupted(self._system.open, self.path, self._again))
+                self._warn()
+
+    def _check_size(self, size: int) -> None:
         try:
-            os.ftruncate(self._fd, size)
-            if size:
-                os.posix_fallocate(self._fd, 0, size)
+            found = uninterrupted(self._system.fstat, self._descriptors[-1]).st_size
+        except OSError as error:
+            raise StorageError(f"cannot open {self.path}: {reason(error)}") from error
+        if found != size:
+            raise StorageError(
+                f"{self.path} is damaged: it has {found:,} bytes, and the store's manifest says {size:,}. Bring back "
+                f"the file as it was, or start again in an empty folder"
+            )
+
+    def _reserve(self, size: int) -> None:
+        """Have the disk keep room for all of the file: also for what a copy of a store left out as holes."""
+        descriptor = self._descriptors[-1]
+        try:
+            grown = uninterrupted(self._system.fstat, descriptor).st_size != size
+            if grown:
+                uninterrupted(self._system.ftruncate, descriptor, size)
+            try:
+                if size:
+                    uninterrupted(self._system.posix_fallocate, descriptor, size)
+            except OSError as error:
+                if error.errno not in _NO_RESERVING:
+                    raise
+                if grown:
+                    self._fill(size)
         except OSError as error:
             raise StorageError(
-                f"cannot reserve {size:,} bytes for {self.path}: {error.strerror}. "
+                f"cannot reserve {size:,} bytes for {self.path}: {reason(error)}. "
                 f"Free space there, or choose another folder with engine.storage"
             ) from error
 
-    def _try_direct(self, flags: int) -> None:
-        """Some filesystems accept the flag and refuse the transfer: find out before the first step."""
-        try:
-            os.preadv(self._fd, [as_bytes(aligned_empty(BLOCK_BYTES))], 0)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise StorageError(f"cannot read {self.path}: {error.strerror}") from error
-            self.close()
-            try:
-                self._fall_back(flags)
-            except OSError as second:
-                raise StorageError(f"cannot open {self.path}: {second.strerror}") from second
+    def _fill(self, size: int) -> None:
+        """Reserve by writing zeroes, where the file system has no other way."""
+        zeroes = as_bytes(aligned_empty(min(size, STRIPE_BYTES)))
+        for start in range(0, size, STRIPE_BYTES):
+            self._write_piece([zeroes[: size - start]], start, False)
 
-    def read(self, into: Tensor, offset: int) -> list[Future[None]]:
-        """Fill ``into`` (uint8, contiguous) from byte ``offset``; one future for each piece."""
-        return self._submit(self._readers, self._read_piece, into, offset)
+    def read(self, into: Sequence[memoryview], offset: int, *, checksum: bool = False) -> Future[int]:
+        """Start filling page-aligned memory of whole blocks from byte ``offset``.
 
-    def write(self, data: Tensor, offset: int) -> list[Future[None]]:
-        """Write ``data`` (uint8, contiguous) at byte ``offset``; one future for each piece."""
-        return self._submit(self._writers, self._write_piece, data, offset)
+        Returns:
+            crc32c of what was read, or 0 without ``checksum``.
+        """
+        return self._readers.submit(self._read_piece, into, offset, checksum)
 
-    def _submit(
-        self, pool: ThreadPoolExecutor, move: Callable[[memoryview, int], None], data: Tensor, offset: int
-    ) -> list[Future[None]]:
-        if data.dtype != torch.uint8 or not data.is_contiguous():
-            raise ValueError(
-                f"{self.path}: transfer of a {data.dtype} tensor with strides {data.stride()}, not of bytes"
-            )
-        count = data.numel()
-        if offset % BLOCK_BYTES or count % BLOCK_BYTES or data.data_ptr() % BLOCK_BYTES:
-            raise ValueError(
-                f"{self.path}: transfer of {count} bytes at offset {offset} from address {data.data_ptr():#x} "
-                f"is not in whole blocks of {BLOCK_BYTES}"
-            )
-        view = as_bytes(data)
-        return [
-            pool.submit(move, view[start : start + TRANSFER_BYTES], offset + start)
-            for start in range(0, count, TRANSFER_BYTES)
-        ]
+    def write(self, parts: Sequence[memoryview], offset: int, *, checksum: bool = False) -> Future[int]:
+        """Start writing page-aligned memory of whole blocks at byte ``offset``.
 
-    def _read_piece(self, view: memoryview, offset: int) -> None:
-        self._move("read", os.preadv, view, offset)
+        Returns:
+            crc32c of what is written, or 0 without ``checksum``.
+        """
+        return self._writers.submit(self._write_piece, parts, offset, checksum)
 
-    def _write_piece(self, view: memoryview, offset: int) -> None:
-        self._move("write", os.pwritev, view, offset)
+    def _read_piece(self, views: Sequence[memoryview], offset: int, checksum: bool) -> int:
+        self._move("read", self._system.preadv, views, offset)
+        return checksum_of(views) if checksum else 0
+
+    def _write_piece(self, views: Sequence[memoryview], offset: int, checksum: bool) -> int:
+        value = checksum_of(views) if checksum else 0
+        self._move("write", self._system.pwritev, views, offset)
+        return value
 
     def _move(
-        self, verb: str, call: Callable[[int, list[memoryview], int], int], view: memoryview, offset: int
+        self, verb: str, call: Callable[[int, Sequence[memoryview], int], int], views: Sequence[memoryview], offset: int
     ) -> None:
-        """All of ``view``; the kernel may move less than asked for at a time."""
+        """All of ``views``; the kernel may move less than asked for at a time."""
+        left = sum(len(view) for view in views)
         try:
-            while view:
-                moved = call(self._fd, [view], offset)
+            while left:
+                direct = self.direct
+                try:
+                    moved = uninterrupted(call, self._descriptors[-1], views[:_MOST_VIEWS], offset)
+                except OSError as error:
+                    if error.errno != errno.EINVAL or not direct:
+                        raise
+                    self._leave_direct()
+                    continue
                 if moved == 0:
                     raise StorageError(f"cannot {verb} {self.path} at byte {offset}: the file ends there")
-                view, offset = view[moved:], offset + moved
+                if direct and moved < left and moved % BLOCK_BYTES:  # direct I/O goes on at whole blocks only
+                    moved -= moved % BLOCK_BYTES
+                    if moved == 0:
+                        self._leave_direct()
+                views, offset, left = _after(views, moved), offset + moved, left - moved
         except OSError as error:
             raise StorageError(
-                f"cannot {verb} {len(view):,} bytes at byte {offset} of {self.path}: {error.strerror}"
+                f"cannot {verb} {left:,} bytes at byte {offset} of {self.path}: {reason(error)}"
             ) from error
 
     def sync(self) -> None:
-        """Everything written is on the device when this returns."""
+        """Everything written is on the device when this returns.
+
+        Raises:
+            StorageError: it is not known what is. A second try could succeed all the same, as the kernel drops
+                what it failed to write, so there must be none.
+        """
         try:
-            os.fsync(self._fd)
+            for descriptor in self._descriptors:
+                uninterrupted(self._system.fsync, descriptor)
             if not self.direct:
-                os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                uninterrupted(self._system.drop_cache, self._descriptors[-1])
         except OSError as error:
-            raise StorageError(f"cannot flush {self.path}: {error.strerror}") from error
+            raise StorageError(f"cannot flush {self.path}: {reason(error)}") from error
+
+    def start_sync(self) -> Future[None]:
+        """:meth:`sync` on a thread of the folder's own."""
+        return self._writers.submit(self.sync)
 
     def close(self) -> None:
         """Close the file; closing twice does nothing."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        while self._descriptors:
+            close(self._system, self._descriptors.pop())
+
+
+def _after(views: Sequence[memoryview], moved: int) -> list[memoryview]:
+    """What is left of ``views`` after their first ``moved`` bytes."""
+    left = []
+    for view in views:
+        skipped = min(moved, len(view))
+        moved -= skipped
+        if skipped < len(view):
+            left.append(view[skipped:])
+    return left

@@ -1,17 +1,25 @@
-"""The file that says which slot of each extent is the committed one."""
+"""The file that says which slot of each extent is the committed one, and what is in it."""
 
-import json
-import os
+import uuid
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from greedysnake.errors import StorageError
+from greedysnake.storage.checksums import zero_checksums
+from greedysnake.storage.geometry import Geometry, place
 from greedysnake.storage.memory import BLOCK_BYTES
+from greedysnake.storage.names import MANIFEST_NAME
+from greedysnake.storage.small_files import damaged, parse_sealed, read_file, replace_file, sealed
+from greedysnake.storage.system import System, reason
 
-FORMAT_VERSION = 1
-FILE_NAME = "manifest.json"
+FORMAT: Literal["greedysnake-store"] = "greedysnake-store"
+FORMAT_VERSION = 2
+_LARGEST_STORE = 2**62  # bytes: file offsets are signed 64-bit numbers
+
+Checksum = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class Manifest(BaseModel):
@@ -19,74 +27,105 @@ class Manifest(BaseModel):
 
     Attributes:
         run: identity of the run that wrote it.
+        store: identity of the store itself, which its other folders repeat.
+        stripe_bytes, pattern: which folder holds which bytes, see :class:`Geometry`.
+        slot_count: slots of each extent, 1 or 2.
+        dirty: whether a store of one slot has been written to since the commit, so that the commit is lost.
         extents: name and bytes of every durable extent, in file order.
-        slots: which of its two slots (0 or 1) holds the committed content, an entry an extent.
+        slots: which slot (0 or 1) holds the committed content, an entry an extent.
+        checksums: crc32c of each committed piece, a list an extent.
         contents: what the store's owner needs to make sense of the extents.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
-    format: str = "greedysnake-store"
+    format: Literal["greedysnake-store"] = FORMAT
     version: int = FORMAT_VERSION
     run: str
+    store: str
+    stripe_bytes: int
+    pattern: list[int]
+    slot_count: Literal[1, 2]
+    dirty: bool
     extents: list[tuple[str, int]]
     slots: list[int]
+    checksums: list[list[Checksum]]
     contents: dict[str, Any]
 
-    def write(self, folder: Path) -> None:
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        geometry = self.geometry
+        sizes = dict(self.extents)
+        if len(sizes) != len(self.extents) or any(size < 0 or size % BLOCK_BYTES for size in sizes.values()):
+            raise ValueError("its extents are not distinct names of whole blocks")
+        if sum(sizes.values()) > _LARGEST_STORE:
+            raise ValueError("its extents are larger than any disk")
+        if len(self.slots) != len(self.extents) or not set(self.slots) <= set(range(self.slot_count)):
+            raise ValueError("its slots do not match its extents")
+        if len(self.checksums) != len(self.extents):
+            raise ValueError("its checksums do not match its extents")
+        for (key, start), checksums in zip(place(sizes).items(), self.checksums, strict=True):
+            end = start + sizes[key]
+            count = -(-end // geometry.stripe_bytes) - start // geometry.stripe_bytes if end > start else 0
+            if len(checksums) != count:
+                raise ValueError("its checksums do not match its extents")
+        return self
+
+    @classmethod
+    def of_new_store(cls, *, run: str, durable: Mapping[str, int], geometry: Geometry, slots: int) -> Self:
+        """What a store holds before its first commit: zeroes.
+
+        Args:
+            run: identity of the run.
+            durable: bytes of every durable extent, in file order.
+            geometry: which folder holds which bytes.
+            slots: 1 or 2.
+        """
+        return cls(
+            run=run,
+            store=uuid.uuid4().hex,
+            stripe_bytes=geometry.stripe_bytes,
+            pattern=list(geometry.pattern),
+            slot_count=1 if slots == 1 else 2,
+            dirty=False,
+            extents=list(durable.items()),
+            slots=[0] * len(durable),
+            checksums=zero_checksums(durable, geometry),
+            contents={},
+        )
+
+    @property
+    def geometry(self) -> Geometry:
+        """Which folder holds which bytes."""
+        return Geometry(pattern=tuple(self.pattern), stripe_bytes=self.stripe_bytes)
+
+    def write(self, folder: Path, system: System) -> None:
         """Replace the folder's manifest in one instant: a crash leaves the old one or the new one.
 
         Raises:
             StorageError: the folder cannot be written.
         """
-        content = self.model_dump_json().encode()
-        temporary = folder / f".{FILE_NAME}.{os.getpid()}"
-        try:
-            with open(temporary, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, folder / FILE_NAME)
-            descriptor = os.open(folder, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise StorageError(f"cannot write {folder / FILE_NAME}: {error.strerror}") from error
+        replace_file(system, folder / MANIFEST_NAME, sealed(self.model_dump_json().encode()))
 
     @classmethod
-    def read(cls, folder: Path) -> Self:
+    def read(cls, folder: Path, system: System) -> Self:
         """The folder's manifest.
 
         Raises:
             StorageError: there is none, or it is not one that this version reads.
         """
-        path = folder / FILE_NAME
+        path = folder / MANIFEST_NAME
         try:
-            raw = json.loads(path.read_bytes())
+            content = read_file(system, path)
         except FileNotFoundError as error:
             raise StorageError(
-                f"{folder} holds no committed store: {FILE_NAME} is missing. A run commits after every step; "
+                f"{folder} holds no committed store: {MANIFEST_NAME} is missing. A run commits after every step; "
                 f"one that ended before its first step has nothing to read"
             ) from error
-        except (OSError, ValueError) as error:
-            raise StorageError(f"cannot read {path}: {error}") from error
-        if not isinstance(raw, dict) or raw.get("format") != "greedysnake-store":
-            raise StorageError(f"{path} is not the manifest of a store")
-        if raw.get("version") != FORMAT_VERSION:
-            raise StorageError(
-                f"{path} has format version {raw.get('version')!r}; this version of greedysnake reads {FORMAT_VERSION}"
-            )
+        except OSError as error:
+            raise StorageError(f"cannot read {path}: {reason(error)}") from error
+        raw = parse_sealed(path, content, FORMAT, FORMAT_VERSION, "the manifest of a store")
         try:
-            manifest = cls.model_validate(raw)
+            return cls.model_validate(raw)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise StorageError(f"{path} is damaged at {where!r}: {first['msg']}") from error
-        sizes = dict(manifest.extents)
-        if len(sizes) != len(manifest.extents) or any(size < 0 or size % BLOCK_BYTES for size in sizes.values()):
-            raise StorageError(f"{path} is damaged: its extents are not distinct names of whole blocks")
-        if len(manifest.slots) != len(manifest.extents) or not set(manifest.slots) <= {0, 1}:
-            raise StorageError(f"{path} is damaged: its slots do not match its extents")
-        return manifest
+            raise damaged(path, error) from error

@@ -28,3 +28,8 @@ def aligned_empty(count: int) -> Tensor:
     if count >= 2 * _HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
         region.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(region, dtype=torch.uint8, count=count)
+
+
+def as_bytes(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous uint8 tensor."""
+    return memoryview(tensor.numpy())  # type: ignore[arg-type]

@@ -1,98 +1,197 @@
-"""A folder of preallocated files that holds a run's weights and optimizer state.
+"""Folders of preallocated files that hold a run's weights and optimizer state.
 
 Durable extents have two slots. Writes go to the slot that is *not* committed, so a commit (flush, then
 one rename) copies nothing and a crash or a rollback at any instant leaves the last commit whole.
 Scratch extents have one slot and no promise. The store knows bytes by key and nothing of models.
 """
 
-import contextlib
-import fcntl
-import os
-import shutil
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 from torch import Tensor
 
 from greedysnake.errors import StorageError
-from greedysnake.storage.files import BlockFile, Transfer
-from greedysnake.storage.manifest import FILE_NAME, Manifest
-from greedysnake.storage.memory import BLOCK_BYTES
-from greedysnake.units import format_bytes
-
-IO_THREADS = 4
-SLOT_NAMES = ("slot0.bin", "slot1.bin")
-SCRATCH_NAME = "scratch.bin"
-_OWN_NAMES = frozenset({*SLOT_NAMES, SCRATCH_NAME, "lock", "model"})  # the last: what the owner adds beside them
-
-
-def store_bytes(durable: Mapping[str, int], scratch: Mapping[str, int]) -> int:
-    """Bytes of disk that a store with these extents takes."""
-    return 2 * sum(durable.values()) + sum(scratch.values())
+from greedysnake.storage.budget import FolderBudget, check_budget, disk_budget, store_bytes
+from greedysnake.storage.files import Transfer
+from greedysnake.storage.folders import (
+    HeldFolders,
+    check_folders,
+    make_folders,
+    unmake_folders,
+)
+from greedysnake.storage.geometry import STRIPE_BYTES, Geometry, arranged, place, weighted
+from greedysnake.storage.identity import check_identities, read_first_manifest, write_identities
+from greedysnake.storage.manifest import Manifest
+from greedysnake.storage.names import OWNER_FOLDER, SCRATCH_NAME, SLOT_NAMES
+from greedysnake.storage.rates import measured_geometry
+from greedysnake.storage.small_files import flush_folder, remove_file, remove_temporary, sync_tree
+from greedysnake.storage.striping import StripedFile, sync_all
+from greedysnake.storage.system import System
+from greedysnake.storage.vacancy import check_only_own, check_vacant, clear, give_up, give_up_locks
+from greedysnake.storage.verify import CommittedPiece, Damage, damages
 
 
 class Store:
-    """Durable and scratch extents of bytes in one folder.
+    """Durable and scratch extents of bytes in one or more folders.
 
-    Use :meth:`create` for a new store and :meth:`open` to read a committed one. One thread owns a store; while
+    Use :meth:`create` for a new store and :meth:`open` for a committed one. One thread owns a store; while
     it waits, one other may start reads and one other writes. Transfers run on threads of the store's own.
 
     Attributes:
-        folder: where the files are.
+        folders: where the files are; the first holds the manifest.
         read_bytes, written_bytes: bytes moved since it was opened.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        lock: int,
-        manifest: Manifest,
-        scratch: Mapping[str, int],
-        *,
-        create: bool,
-    ) -> None:
-        self.folder = folder
+    def __init__(self, held: HeldFolders, manifest: Manifest, *, create: bool, writable: bool) -> None:
+        self.folders = held.paths
         self.read_bytes = 0
         self.written_bytes = 0
-        self._lock = lock  # closed by close(), or by whoever made the store if making it fails
-        self._commit_error: StorageError | None = None
-        self._run = manifest.run
+        self._held = held  # let go by close(), or by whoever made the store if making it fails
+        self._writable = writable
+        self._committed = manifest  # of a store without a commit: what its files hold from the beginning
+        self._has_commit = not create
+        self._failure: str | None = None
         self._extents = dict(manifest.extents)
-        self._committed = dict(zip(self._extents, manifest.slots, strict=True))
-        self._current = dict(self._committed)
+        self._slots = dict(zip(self._extents, manifest.slots, strict=True))  # of the last commit
+        self._current = dict(self._slots)  # where the latest content is; the one thing that a reading thread looks at
+        self._written: dict[str, list[Future[int]]] = {}  # since then: pieces of each extent, which give checksums
         self._scratch: dict[str, int] = {}
-        self._offsets = _place(self._extents)
+        self._offsets = place(self._extents)
+        self._scratch_file: StripedFile | None = None
+        self._files: list[StripedFile] = []
         size = sum(self._extents.values())
-        # Each direction has its own threads, so that a read never queues behind write-backs.
-        self._readers = ThreadPoolExecutor(IO_THREADS, thread_name_prefix="greedysnake-read")
-        self._writers = ThreadPoolExecutor(IO_THREADS, thread_name_prefix="greedysnake-write")
-        self._files: list[BlockFile] = []
         try:
-            for name in SLOT_NAMES:
-                self._files.append(self._open(name, size if create else None))
-            if create:
-                self._open_scratch(scratch)
+            for name in SLOT_NAMES[: manifest.slot_count]:
+                self._files.append(held.striped_file(name, manifest.geometry, size, create=create, writable=writable))
         except BaseException:
             self._close_files()
             raise
 
+    @classmethod
+    def create(
+        cls,
+        folders: Sequence[Path],
+        *,
+        run: str,
+        durable: Mapping[str, int],
+        scratch: Mapping[str, int],
+        slots: int = 2,
+        weights: Sequence[int] | None = None,
+        stripe_bytes: int = STRIPE_BYTES,
+        system: System | None = None,
+    ) -> Self:
+        """A new store with all its disk reserved.
+
+        Args:
+            folders: one or more, best on a disk each; made if missing; must not hold a store already.
+            run: identity of the run, written to the manifest.
+            durable, scratch: bytes by key, multiples of 4096.
+            slots: 2; or 1, which takes half the disk but loses the last commit when the run ends between the first
+                write after it and the next commit.
+            weights: small integers, the share of the stripes that each folder gets; None: by measured rates.
+            stripe_bytes: what goes to one folder at a time, and the most that one system call moves.
+            system: the system calls.
+
+        Raises:
+            StorageError: a folder is in use, holds another store, cannot be written or is too small.
+        """
+        if slots not in (1, 2):
+            raise ValueError(f"a store has 1 or 2 slots, not {slots}")
+        system = system or System()
+        paths = [Path(folder) for folder in folders]
+        geometry = None if weights is None else weighted(weights, stripe_bytes)
+        if not paths or (geometry is not None and len(geometry.weights) != len(paths)):
+            raise ValueError(f"{len(paths)} folders do not make a store with weights {weights}")
+        with ExitStack() as undo:
+            made = make_folders(paths, system)
+            undo.callback(unmake_folders, made, system)
+            check_folders(paths, system)
+            check_only_own(paths, system)  # before a lock leaves a file there
+            held = HeldFolders(paths, writable=True, system=system)
+            undo.callback(held.release)
+            undo.callback(give_up_locks, [path for path in paths if path in made], system)
+            check_vacant(paths, system)
+            undo.callback(give_up, paths, system)
+            clear(paths, system)  # what a run that ended before its first commit left
+            geometry = geometry or measured_geometry(held, store_bytes(durable, scratch, slots=slots), stripe_bytes)
+            durable = arranged(durable, geometry.stripe_bytes)
+            check_budget(disk_budget(paths, durable, scratch, slots=slots, geometry=geometry, system=system))
+            manifest = Manifest.of_new_store(run=run, durable=durable, geometry=geometry, slots=slots)
+            write_identities(paths, manifest, system)
+            store = cls(held, manifest, create=True, writable=True)
+            undo.callback(store._close_files)
+            store.reserve_scratch(scratch)
+            for path in paths:
+                flush_folder(system, path)
+            undo.pop_all()
+            return store
+
+    @classmethod
+    def open(
+        cls, folders: Sequence[Path], *, writable: bool = False, system: System | None = None
+    ) -> tuple[Self, dict[str, Any]]:
+        """A committed store as its last commit left it, and the contents given to that commit.
+
+        Args:
+            folders: all that the store was made with, in that order.
+            writable: to go on writing and committing; it has no scratch extents until :meth:`reserve_scratch`.
+            system: the system calls.
+
+        Raises:
+            StorageError: no committed store there, damaged, not these folders, or in use.
+        """
+        system = system or System()
+        paths = [Path(folder) for folder in folders]
+        check_folders(paths, system)
+        check_identities(paths, read_first_manifest(paths, system), system)  # before a lock leaves a file there
+        with ExitStack() as undo:
+            held = HeldFolders(paths, writable=writable, system=system)
+            undo.callback(held.release)
+            manifest = read_first_manifest(paths, system)  # again: its owner may have committed before it let go
+            check_identities(paths, manifest, system)
+            if manifest.dirty:
+                raise StorageError(
+                    f"the store in {paths[0]} has one slot and was being written to when its run ended, so it holds a "
+                    f"mixture of its last commit and what came after, which nothing can use. Start the run again in an "
+                    f"empty folder; a store with two slots keeps its last commit at any instant"
+                )
+            store = cls(held, manifest, create=False, writable=writable)
+            undo.callback(store._close_files)
+            if writable:
+                for path in paths:
+                    remove_temporary(system, path)
+                # The last owner may have ended before its rename was on the disk; a power failure would undo it then,
+                # after writes to the slots that the manifest before it names.
+                manifest.write(paths[0], system)
+            undo.pop_all()
+            return store, manifest.contents
+
+    @property
+    def geometry(self) -> Geometry:
+        """Which folder holds which bytes."""
+        return self._committed.geometry
+
     @property
     def disk_bytes(self) -> int:
         """Bytes of disk that the files take."""
-        return store_bytes(self._extents, self._scratch)
+        return store_bytes(self._extents, self._scratch, slots=self._committed.slot_count)
 
-    def _open(self, name: str, size: int | None) -> BlockFile:
-        return BlockFile(self.folder / name, self._readers, self._writers, size=size)
-
-    def _open_scratch(self, scratch: Mapping[str, int]) -> None:
-        offsets = _place(scratch)
-        if twice := offsets.keys() & self._extents.keys():
-            raise ValueError(f"extents {sorted(twice)} are both durable and scratch")
-        self._files.append(self._open(SCRATCH_NAME, sum(scratch.values())))
-        self._scratch = dict(scratch)
-        self._offsets |= offsets
+    def disk_use(self) -> list[FolderBudget]:
+        """Bytes that the files take in each folder, and what is left there."""
+        committed = self._committed
+        use = disk_budget(
+            self.folders,
+            self._extents,
+            self._scratch,
+            slots=committed.slot_count,
+            geometry=committed.geometry,
+            system=self._held.system,
+        )
+        return [replace(one, left=one.free) for one in use]  # all of it has been reserved
 
     def reserve_scratch(self, scratch: Mapping[str, int]) -> None:
         """Replace the scratch extents; what they held is lost.
@@ -100,212 +199,214 @@ class Store:
         Raises:
             StorageError: the disk is too small; the store has no scratch extents then.
         """
-        for file in self._files[2:]:
-            file.close()
-        del self._files[2:]
-        (self.folder / SCRATCH_NAME).unlink(missing_ok=True)
+        self._check_writable()
+        geometry = self.geometry
+        scratch = arranged(scratch, geometry.stripe_bytes)
+        if twice := scratch.keys() & self._extents.keys():
+            raise ValueError(f"extents {sorted(twice)} are both durable and scratch")
+        if self._scratch_file is not None:
+            self._scratch_file.close()
+            self._scratch_file = None
         for key in self._scratch:
             del self._offsets[key]
         self._scratch = {}
-        _check_free(self.folder, sum(scratch.values()))
-        self._open_scratch(scratch)
+        for folder in self.folders:
+            remove_file(self._held.system, folder / SCRATCH_NAME)
+        check_budget(disk_budget(self.folders, {}, scratch, geometry=geometry, system=self._held.system))
+        self._scratch_file = self._held.striped_file(
+            SCRATCH_NAME, geometry, sum(scratch.values()), create=True, writable=True
+        )
+        self._scratch = dict(scratch)
+        self._offsets |= place(scratch)
 
-    @classmethod
-    def create(cls, folder: Path, *, run: str, durable: Mapping[str, int], scratch: Mapping[str, int]) -> Self:
-        """A new store with all its disk reserved.
-
-        Args:
-            folder: made if missing; must not hold a store already.
-            run: identity of the run, written to the manifest.
-            durable, scratch: bytes by key, multiples of 4096.
-
-        Raises:
-            StorageError: the folder is in use, holds another store, cannot be written or is too small.
-        """
-        new = not folder.exists()
-        try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError as error:
-            raise StorageError(f"cannot make the storage folder {folder}: {error.strerror}") from error
-        lock = _take_lock(folder)
-        try:
-            foreign = sorted({path.name for path in folder.iterdir()} - _OWN_NAMES)
-            if foreign and not (folder / FILE_NAME).exists():
-                raise StorageError(
-                    f"{folder} holds other files ({', '.join(foreign[:3])}), so it is not used for a store. Choose an "
-                    f"empty or a new folder with engine.storage"
-                )
-            if (folder / FILE_NAME).exists():
-                raise StorageError(
-                    f"{folder} already holds the store of another run. Choose another folder with engine.storage, "
-                    f"or delete this one if its run is not needed any more"
-                )
-            for stale in (*SLOT_NAMES, SCRATCH_NAME):  # of a run that ended before its first commit
-                (folder / stale).unlink(missing_ok=True)
-            _check_free(folder, store_bytes(durable, scratch))
-            manifest = Manifest(
-                run=run,
-                extents=list(durable.items()),
-                slots=[0] * len(durable),
-                contents={},
-            )
-            return cls(folder, lock, manifest, scratch, create=True)
-        except BaseException:
-            os.close(lock)
-            if new:
-                shutil.rmtree(folder, ignore_errors=True)
-            raise
-
-    @classmethod
-    def open(cls, folder: Path) -> tuple[Self, dict[str, Any]]:
-        """A committed store to read from, and the contents given to its last commit.
-
-        Raises:
-            StorageError: no committed store there, damaged, or in use.
-        """
-        if not folder.is_dir():
-            raise StorageError(f"{folder} is not a folder, so there is no store to read")
-        Manifest.read(folder)  # taking the lock leaves a file, so not in a folder without a store
-        lock = _take_lock(folder)
-        try:
-            manifest = Manifest.read(folder)  # again: its owner may have committed before it let go
-            return cls(folder, lock, manifest, {}, create=False), manifest.contents
-        except BaseException:
-            os.close(lock)
-            raise
+    # Bytes in and out
 
     def read(self, key: str, into: Tensor, offset: int = 0) -> Transfer:
         """Start filling ``into`` (uint8, page-aligned, whole blocks) from ``offset`` bytes into an extent."""
-        file, start = self._locate(key, self._current.get(key, 2))
+        file = self._file(key, self._current.get(key))
         self._check_range(key, offset, into.numel())
+        start = self._offsets[key] + offset
+        file.check([into], start)
         self.read_bytes += into.numel()
-        return Transfer(file.read(into, start + offset))
+        return Transfer(file.read(into, start))
 
     def write(self, key: str, parts: Sequence[Tensor]) -> Transfer:
         """Start writing a whole extent from ``parts`` (uint8, page-aligned, whole blocks), end to end.
 
         A durable extent is written to its uncommitted slot, and read from there from now on.
+
+        Raises:
+            StorageError: a write or commit failed before.
         """
-        slot = 1 - self._committed[key] if key in self._committed else 2
-        file, start = self._locate(key, slot)
-        size = self._extents.get(key, self._scratch.get(key, 0))
+        durable = key in self._extents
+        file = self._file(key, self._slot_to_write(key) if durable else None)
+        self._check_writable()
         count = sum(part.numel() for part in parts)
-        if slot != 2:
-            self._check_sound()
-        if slot != 2 and count != size:
-            raise ValueError(f"{key!r} is written whole: it has {size} bytes, got {count}")
+        if durable and count != self._extents[key]:
+            raise ValueError(f"{key!r} is written whole: it has {self._extents[key]} bytes, got {count}")
         self._check_range(key, 0, count)
-        pieces = []
-        for part in parts:
-            pieces += file.write(part, start)
-            start += part.numel()
+        start = self._offsets[key]
+        file.check(parts, start)
+        if durable:
+            self._check_sound()
+            self._mark_dirty()
+            wait(self._written.get(key, ()))  # two writes of one place at once would leave either's bytes
+        pieces = file.write(parts, start, checksum=durable)
         self.written_bytes += count
-        if slot != 2:
-            self._current[key] = slot
+        if durable:
+            self._written[key] = pieces
+            self._current[key] = self._slot_to_write(key)
+            for piece in pieces:
+                piece.add_done_callback(self._note_failure)
         return Transfer(pieces)
 
-    def _locate(self, key: str, slot: int) -> tuple[BlockFile, int]:
+    def _slot_to_write(self, key: str) -> int:
+        return 0 if self._committed.slot_count == 1 else 1 - self._slots[key]
+
+    def _file(self, key: str, slot: int | None) -> StripedFile:
+        """The file of a durable extent's slot, or of a scratch extent."""
         if key not in self._offsets:
             raise ValueError(f"the store has no extent {key!r}")
-        return self._files[slot], self._offsets[key]
+        if slot is not None:
+            return self._files[slot]
+        assert self._scratch_file is not None
+        return self._scratch_file
 
     def _check_range(self, key: str, offset: int, count: int) -> None:
         size = self._extents.get(key, self._scratch.get(key, 0))
         if offset < 0 or offset + count > size:
             raise ValueError(f"bytes {offset} to {offset + count} are outside extent {key!r} of {size} bytes")
 
-    def _check_sound(self) -> None:
-        """Refuse to write once it is not known which slots the manifest on disk names."""
-        if self._commit_error is not None:
-            raise StorageError(f"{self.folder} takes no more writes, as a commit failed: {self._commit_error}")
+    def _check_writable(self) -> None:
+        if not self._writable:
+            raise ValueError(f"the store in {self.folders[0]} was opened for reading; open it with writable=True")
+
+    # Commits
 
     def revert(self, keys: Iterable[str]) -> None:
-        """Forget what was written to durable extents since the last commit."""
+        """Forget what was written to durable extents since the last commit.
+
+        Raises:
+            StorageError: the store has one slot, so what was there is gone.
+        """
         keys = list(keys)
-        if unknown := [key for key in keys if key not in self._committed]:
+        if unknown := [key for key in keys if key not in self._extents]:
             raise ValueError(f"the store has no durable extents {unknown}")
-        for key in keys:
-            self._current[key] = self._committed[key]
+        written = [key for key in keys if key in self._written]
+        if written and self._committed.slot_count == 1:
+            raise StorageError(
+                f"the store in {self.folders[0]} has one slot, so what was written to {written[0]!r} since the last "
+                f"commit cannot be taken back"
+            )
+        for key in written:
+            wait(self._written.pop(key))
+            self._current[key] = self._slots[key]
 
     def commit(self, contents: dict[str, Any]) -> None:
-        """Make everything written so far the state that survives a crash; its transfers must have been waited for.
+        """Make everything written so far the state that survives a crash; it waits for transfers under way.
 
         Args:
             contents: JSON values that :meth:`open` gives back.
 
         Raises:
-            StorageError: the disk cannot be flushed or the manifest not written. One of the two commits, this one
-                or the last, stands, and this store takes no more durable writes, which might damage it.
+            StorageError: a write failed, the disk cannot be flushed or the manifest not written. One of the two
+                commits, this one or the last, stands, and this store takes no more durable writes, which might
+                damage it.
         """
+        self._check_writable()
+        for pieces in self._written.values():
+            wait(pieces)
         self._check_sound()
+        manifest = self._next_manifest(contents)
         try:
-            for file in self._files[:2]:
-                file.sync()
-            Manifest(
-                run=self._run,
-                extents=list(self._extents.items()),
-                slots=list(self._current.values()),
-                contents=contents,
-            ).write(self.folder)
+            if not self._has_commit:
+                sync_tree(self._held.system, self.folders[0] / OWNER_FOLDER)
+            sync_all(self._files)
+            manifest.write(self.folders[0], self._held.system)
         except StorageError as error:
-            self._commit_error = error
+            self._failure = f"a commit failed: {error}"
             raise
-        self._committed = dict(self._current)
+        self._committed = manifest
+        self._has_commit = True
+        self._slots = dict(zip(self._extents, manifest.slots, strict=True))
+        self._written = {}
 
-    def close(self) -> None:
-        """Wait for transfers, close the files and free the folder; what is not committed is lost."""
-        self._close_files()
-        if self._lock >= 0:
-            os.close(self._lock)  # the kernel drops the lock, as it does when a process dies
-            self._lock = -1
-
-    def _close_files(self) -> None:
-        self._readers.shutdown(wait=True)
-        self._writers.shutdown(wait=True)
-        for file in self._files:
-            file.close()
-
-
-def _place(extents: Mapping[str, int]) -> dict[str, int]:
-    """Offsets of extents laid end to end."""
-    offsets, end = {}, 0
-    for key, size in extents.items():
-        if size < 0 or size % BLOCK_BYTES:
-            raise ValueError(f"extent {key!r} has {size} bytes, which is not a multiple of {BLOCK_BYTES}")
-        offsets[key] = end
-        end += size
-    return offsets
-
-
-def _check_free(folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise StorageError(
-            f"{folder}: the run needs {format_bytes(needed)} of disk ({needed:,} bytes) and "
-            f"{format_bytes(free)} is free ({free:,} bytes). Free {format_bytes(needed - free)} there, or "
-            f"choose a folder on a larger disk with engine.storage"
+    def _next_manifest(self, contents: dict[str, Any]) -> Manifest:
+        """What is committed next, with the checksums of all that was written."""
+        slots, checksums = [], []
+        for key, kept in zip(self._extents, self._committed.checksums, strict=True):
+            written = self._written.get(key)
+            slots.append(self._slots[key] if written is None else self._slot_to_write(key))
+            checksums.append(kept if written is None else [piece.result() for piece in written])
+        return self._committed.model_copy(
+            update={"slots": slots, "checksums": checksums, "contents": contents, "dirty": False}
         )
 
+    def _mark_dirty(self) -> None:
+        """Before the only copy of a commit is written over: make sure that nobody believes it any more."""
+        if self._committed.slot_count == 2 or not self._has_commit or self._committed.dirty:
+            return
+        manifest = self._committed.model_copy(update={"dirty": True})
+        try:
+            manifest.write(self.folders[0], self._held.system)
+        except StorageError as error:
+            self._failure = f"a write failed: {error}"
+            raise
+        self._committed = manifest
 
-def _take_lock(folder: Path) -> int:
-    """Lock the folder for this process, until it ends or closes the descriptor."""
-    path = folder / "lock"
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise StorageError(f"cannot write to the storage folder {folder}: {error.strerror}") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        owner = os.pread(descriptor, 100, 0).decode(errors="replace").strip() or "another process"
-        os.close(descriptor)
-        raise StorageError(
-            f"{folder} is in use by {owner}. Wait for it, stop it, or choose another folder with engine.storage"
-        ) from error
-    except OSError as error:
-        os.close(descriptor)
-        raise StorageError(f"cannot lock the storage folder {folder}: {error.strerror}") from error
-    with contextlib.suppress(OSError):  # a full disk: only the message to others misses the owner's name then
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()}\n".encode(), 0)
-    return descriptor
+    def _note_failure(self, piece: Future[int]) -> None:
+        """Called on a writer's thread: what the extent holds is not known any more, so it is never committed."""
+        error = piece.exception()
+        if error is not None and self._failure is None:
+            self._failure = f"a write failed: {error}"
+
+    def _check_sound(self) -> None:
+        """Refuse to write once it is not known what the files or the manifest on disk hold."""
+        if self._failure is not None:
+            raise StorageError(f"{self.folders[0]} takes no more writes, as {self._failure}")
+
+    def verify(self, progress: Callable[[int, int], None] | None = None) -> list[Damage]:
+        """Read everything that the last commit holds and compare it with its checksums.
+
+        Args:
+            progress: called with the bytes read so far and those to read, after every piece.
+
+        Returns:
+            The pieces that are not as they were written, or cannot be read.
+
+        Raises:
+            StorageError: the store has one slot and was written to since the last commit.
+        """
+        if self._committed.slot_count == 1 and self._written:
+            raise StorageError(
+                f"the store in {self.folders[0]} has one slot and was written to since its last commit, so there is "
+                f"nothing to verify until the next"
+            )
+        pieces = [
+            CommittedPiece(
+                key=key,
+                file=self._files[slot].files[piece.folder],
+                offset=piece.offset,
+                length=piece.length,
+                checksum=checksum,
+            )
+            for key, slot, checksums in zip(
+                self._extents, self._committed.slots, self._committed.checksums, strict=True
+            )
+            for piece, checksum in zip(
+                self._files[slot].pieces(self._offsets[key], self._extents[key]), checksums, strict=True
+            )
+        ]
+        return damages(pieces, progress)
+
+    def close(self) -> None:
+        """Wait for transfers, close the files and free the folders; what is not committed is lost."""
+        self._close_files()
+        self._held.release()
+
+    def _close_files(self) -> None:
+        self._held.stop()
+        for file in self._files:
+            file.close()
+        if self._scratch_file is not None:
+            self._scratch_file.close()

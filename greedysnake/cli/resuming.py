@@ -1,0 +1,109 @@
+"""What a run that goes on may change, and what must be as it was."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from greedysnake.config import RunConfig, load_config
+from greedysnake.data import TokenBatches
+from greedysnake.engine.trainer import Trainer
+from greedysnake.errors import ConfigError, DataError
+
+DATA = "data"
+"""Name of a note of the trainer: the fingerprint of the training data."""
+
+TOKENIZER_FOLDER = "tokenizer"
+
+_FIXED = (
+    "seed",
+    "model",
+    "data",
+    "training.micro_batches",
+    "training.micro_batch_size",
+    "engine.layers_per_unit",
+    "engine.chunk_elements",
+    "engine.second_slot",
+)
+"""Settings that decide what is stored, or which data a step has."""
+
+
+def run_config(run: Path) -> RunConfig:
+    """The settings of a run, wherever its folder has been moved to.
+
+    Raises:
+        ConfigError: it is not a run folder.
+    """
+    if not (run / "config.yaml").is_file():
+        raise ConfigError(
+            f"{run} is not a run folder: it has no config.yaml. Give the folder that 'run' named in training"
+        )
+    return load_config(run / "config.yaml").model_copy(update={"run": run})
+
+
+def resumed_config(run: Path, overrides: Sequence[str]) -> RunConfig:
+    """The settings of a run that goes on.
+
+    Raises:
+        ConfigError: it is not a run folder, or settings are changed that cannot be.
+    """
+    before = run_config(run)
+    after = load_config(run / "config.yaml", overrides).model_copy(update={"run": before.run})
+    old, new = _flat(before.model_dump()), _flat(after.model_dump())
+    problems = [
+        f"{name}: {new.get(name)!r} cannot be set for a run that began with {old.get(name)!r}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name) and any(name == fixed or name.startswith(f"{fixed}.") for fixed in _FIXED)
+    ]
+    if any(override.partition("=")[0].strip() == "run" for override in overrides):
+        problems.append("run: a run that goes on stays in its folder")
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return after
+
+
+def as_saved(config: RunConfig, model: Path) -> RunConfig:
+    """The config with model and tokenizer as the run saved them: the originals may have gone or changed."""
+    tokenizer = config.run / TOKENIZER_FOLDER
+    found = {"path": model, "config": None, "tokenizer": str(tokenizer) if tokenizer.is_dir() else None}
+    return config.model_copy(update={"model": config.model.model_copy(update=found)})
+
+
+def check_same_data(trainer: Trainer, batches: TokenBatches) -> None:
+    """Make sure that the run goes on with the data that it began with.
+
+    Raises:
+        DataError: it is not the same.
+    """
+    if trainer.notes.get(DATA) != batches.fingerprint:
+        raise DataError(
+            "data: the training text is not what it was when the run began, so the run cannot go on from where it is "
+            "in it. Put the files back as they were, or begin a new run from this model (greedysnake export, then "
+            "model.path)"
+        )
+
+
+@contextmanager
+def checking_bar(console: Console) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar for bytes that are read and checked; gives what is told bytes so far and in all."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("Checking", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values of nested mappings by dotted key."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found

@@ -1,0 +1,32 @@
+"""How far a run has come: all that its future depends on besides weights, state and data."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Counters of a run.
+
+    Every random number is drawn from seeds made of the run's seed and these counters, and the data of a step is
+    found by its number, so a run that has its weights and state back, and these, goes on exactly.
+
+    Attributes:
+        steps_done: steps so far, skipped ones included; the learning rate and the data follow it.
+        updates: optimizer updates so far; Adam's bias correction follows it.
+        skipped_in_a_row: steps skipped since the last update because they were not finite.
+    """
+
+    steps_done: int = 0
+    updates: int = 0
+    skipped_in_a_row: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values; :meth:`from_json` takes them back."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """A run's progress from what :meth:`as_json` gave."""
+        return cls(**values)
