@@ -88,16 +88,16 @@ def query(hardware: Hardware | None = None, **changes: object) -> PlanQuery:
 @pytest.mark.parametrize("workload", [SMALL, TIED], ids=["untied", "tied"])
 @pytest.mark.parametrize("separate", [True, False])
 @pytest.mark.parametrize(("alpha", "waits"), [(0.0, True), (0.0, False), (0.5, True), (0.5, False), (1.0, False)])
-@pytest.mark.parametrize("tiers", product((Tier.HOST, Tier.SSD), (Tier.HOST, Tier.SSD)))
+@pytest.mark.parametrize("tiers", product((0.0, 0.5, 1.0), (Tier.HOST, Tier.SSD)))
 def test_the_program_counts_the_bytes_and_seconds_of_the_real_schedule(workload, separate, alpha, waits, tiers):
-    boundaries, gradients = tiers
+    on_ssd, gradients = tiers
     hardware = MACHINES["accelerator" if separate else "cpu"].model_copy(update={"operation_seconds": 0.0})
     batch = BatchShape(micro_batches=3, rows=1, tokens=1024)
     choices = Choices(
         delayed_share=alpha,
         wait_for_norm=waits,
         separate_device=separate,
-        boundaries=boundaries,
+        boundaries_on_ssd=on_ssd,
         gradients=gradients,
         weight_slots=3,
         gradient_slots=2,
@@ -124,7 +124,7 @@ def test_the_program_counts_the_bytes_and_seconds_of_the_real_schedule(workload,
         "resident_weights": 0.0,
         "resident_state": 0.0,
         "boundaries_device": 0.0,
-        "boundaries_host": float(boundaries == Tier.HOST),
+        "boundaries_host": 1 - on_ssd,
         "gradients_host": float(gradients == Tier.HOST),
     }
     for resource in (Resource.SSD_READ, Resource.SSD_WRITE, Resource.H2D, Resource.D2H):
@@ -224,7 +224,8 @@ def test_what_is_fixed_by_hand_stays():
     fixed = {
         "delayed_share": 0.35,
         "layers_per_unit": 2,
-        "boundaries": Tier.SSD,
+        "boundaries_on_device": 0.25,
+        "boundaries_on_ssd": 0.5,
         "gradients": Tier.SSD,
         "resident_weights": 0.25,
         "resident_state": 0.0,
@@ -234,7 +235,14 @@ def test_what_is_fixed_by_hand_stays():
     plan = search(query(**fixed))
     choices, batch = plan.case.choices, plan.case.batch
     assert (batch.rows, batch.micro_batches, plan.case.layers_per_unit) == (2, 3, 2)
-    for name in ("delayed_share", "boundaries", "gradients", "resident_weights", "resident_state"):
+    for name in (
+        "delayed_share",
+        "boundaries_on_device",
+        "boundaries_on_ssd",
+        "gradients",
+        "resident_weights",
+        "resident_state",
+    ):
         assert getattr(choices, name) == fixed[name]
 
 

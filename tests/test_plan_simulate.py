@@ -147,8 +147,10 @@ SHAPES = st.builds(
     st.booleans(),
 )
 CHOICES = st.builds(
-    lambda place, **settings: Choices(separate_device=place[0], boundaries=place[1], **settings),
-    st.sampled_from([(False, Tier.HOST), (False, Tier.SSD), (True, Tier.DEVICE), (True, Tier.HOST), (True, Tier.SSD)]),
+    lambda place, **settings: Choices(
+        separate_device=place[0], boundaries_on_device=place[1], boundaries_on_ssd=place[2], **settings
+    ),
+    st.sampled_from([(False, 0, 0), (False, 0, 0.5), (True, 1, 0), (True, 0, 0), (True, 0, 1), (True, 0.3, 0.4)]),
     delayed_share=st.sampled_from([0.0, 0.3, 1.0]),
     wait_for_norm=st.booleans(),
     resident_weights=st.sampled_from([0.0, 0.4]),

@@ -19,7 +19,7 @@ from greedysnake.plan.presets import MODEL_PRESETS
 from greedysnake.plan.query import PlanQuery
 from greedysnake.plan.workload import describe_model
 from greedysnake.report.wording import moved, percent, rate, seconds
-from greedysnake.schedule import Tier
+from greedysnake.schedule import Choices, Tier
 from greedysnake.units import format_bytes
 
 DEFAULT_MACHINE = "a100-40gb"
@@ -85,11 +85,13 @@ def make_query(model: str, hardware: Hardware, fixed: dict[str, Any], overrides:
         sequences=training.micro_batches * training.micro_batch_size,
         delayed_share=engine.delayed_share,
         layers_per_unit=engine.layers_per_unit,
-        boundaries=None if engine.boundaries == "auto" else Tier(engine.boundaries),
+        boundaries_on_device=engine.boundaries_on_device,
+        boundaries_on_ssd=engine.boundaries_on_ssd,
         gradients=None if engine.gradients == "auto" else Tier(engine.gradients),
         resident_weights=engine.resident_weights,
         resident_state=engine.resident_state,
         clipping=settings.optimizer.max_grad_norm is not None,
+        second_slot=engine.second_slot,
         schedule=engine.schedule,
     )
     if "sequences" in given:
@@ -161,7 +163,7 @@ def print_forecast(found: Forecast, console: Console, tokens: float | None) -> N
         + (", the rest after the backward, when the norm is known" if choices.wait_for_norm else ""),
         f"  weights            {percent(choices.resident_weights)} stay in host memory",
         f"  optimizer state    {percent(choices.resident_state)} stays in host memory",
-        f"  boundaries         {where(choices.boundaries)}",
+        f"  boundaries         {_boundaries(choices)}",
         f"  waiting gradients  {where(choices.gradients)}",
         f"  unit               {case.layers_per_unit} decoder layer{'s'[: case.layers_per_unit > 1]}",
         "",
@@ -185,6 +187,16 @@ def print_forecast(found: Forecast, console: Console, tokens: float | None) -> N
     lines.append(f"Computation: {basis}. The machine's figures:")
     lines += [f"  {escape(figure)}: {escape(source)}" for figure, source in machine.sources.items()]
     console.print("\n".join(lines))
+
+
+def _boundaries(choices: Choices) -> str:
+    """Where boundaries wait for the backward."""
+    shares = {
+        Tier.DEVICE: choices.boundaries_on_device,
+        Tier.HOST: 1 - choices.boundaries_on_device - choices.boundaries_on_ssd,
+        Tier.SSD: choices.boundaries_on_ssd,
+    }
+    return ", ".join(f"{percent(share)} in {where(tier)}" for tier, share in shares.items() if share > 1e-6)
 
 
 def _count(tokens: float) -> str:

@@ -56,7 +56,7 @@ def _least(query: PlanQuery, batch: BatchShape) -> Case:
         delayed_share=alpha,
         wait_for_norm=query.clipping and alpha < 1,
         separate_device=query.hardware.separate_device,
-        boundaries=query.boundaries or Tier.SSD,
+        boundaries_on_ssd=1.0 if query.boundaries_on_ssd is None else query.boundaries_on_ssd,
         gradients=query.gradients or Tier.SSD,
         resident_weights=query.resident_weights or 0.0,
         resident_state=query.resident_state or 0.0,
@@ -64,7 +64,9 @@ def _least(query: PlanQuery, batch: BatchShape) -> Case:
     case = Case(batch=batch, layers_per_unit=query.layers_per_unit or 1, choices=with_slots(choices, NARROW))
     if Tier.SSD in over(case.needs(query), query.limits):
         in_memory = replace(
-            case.choices, gradients=query.gradients or Tier.HOST, boundaries=query.boundaries or Tier.HOST
+            case.choices,
+            gradients=query.gradients or Tier.HOST,
+            boundaries_on_ssd=query.boundaries_on_ssd or 0.0,
         )
         other = replace(case, choices=in_memory)
         return min(case, other, key=lambda one: _shortness(query, one))

@@ -201,8 +201,8 @@ def what_would_help(query: PlanQuery, candidate: Candidate) -> list[Help]:
 
 
 def _replaced(query: PlanQuery, case: Case) -> list[Case]:
-    """The best placement of the same batch, α and unit size on another machine, tiers as they are."""
-    fixed = replace(query, boundaries=case.choices.boundaries, gradients=case.choices.gradients)
+    """The best placement of the same batch, α and unit size on another machine."""
+    fixed = replace(query, gradients=case.choices.gradients)
     return Placer(fixed).cases(case.batch, case.choices.delayed_share, case.layers_per_unit)[:1]
 
 

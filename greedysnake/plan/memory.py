@@ -39,6 +39,7 @@ def step_needs(
     *,
     computing: int,
     holds_all: bool = False,
+    slots: int = 2,
 ) -> Needs:
     """What a step takes.
 
@@ -48,19 +49,19 @@ def step_needs(
         choices: of the plan.
         computing: bytes that torch needs besides the schedule's buffers (:meth:`Workload.computing_bytes`).
         holds_all: whether every gradient is put away at some time, as the horizontal order does.
+        slots: places on the disks for what is committed; 2 keeps the last commit whole.
     """
     pools = make_pools(shape, choices, holds_all=holds_all or choices.wait_for_norm)
     chunk = chunk_bytes(workload)
-    slots = {"state": chunk.state_bytes, "gradient_chunk": chunk.gradient_bytes}
+    single = {"state": chunk.state_bytes, "gradient_chunk": chunk.gradient_bytes}
     host = {"process": PROCESS_BYTES, "master weights": chunk.gradient_bytes}
     device: dict[str, int] = {}
     disk: dict[str, int] = {}
     (device if choices.separate_device else host)["computation"] = computing
     for name, pool in pools.items():
-        size = slots[name] * len(pool.slot_bytes) if name in slots else pool.bytes
+        size = single[name] * len(pool.slot_bytes) if name in single else pool.bytes
         if not size:
             continue
         where = {Tier.HOST: host, Tier.DEVICE: device, Tier.SSD: disk}[pool.tier]
-        twice = name in ("ssd_weights", "ssd_state")  # the committed slot and the one that is written
-        where[name.replace("_", " ")] = 2 * size if twice else size
+        where[name.replace("_", " ")] = slots * size if name in ("ssd_weights", "ssd_state") else size
     return Needs(host=host, device=device, disk=disk)

@@ -15,7 +15,7 @@ from greedysnake.plan.query import NARROW, Case, PlanQuery, simulate_case, with_
 from greedysnake.plan.search import compute_roof
 from greedysnake.plan.simulate import simulate
 from greedysnake.plan.step_costs import least_shared, step_costs
-from greedysnake.schedule import Choices, Tier
+from greedysnake.schedule import Choices
 
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 _ALPHAS = (0.0, 0.1, 0.25, 0.5, 1.0)
@@ -107,7 +107,7 @@ def baseline_seconds(query: PlanQuery, batch: BatchShape, *, resident_weights: f
 def baseline_residents(query: PlanQuery, batch: BatchShape) -> float:
     """The share of weights that fits in host memory beside the baseline's 16-bit gradients and its buffers."""
     parameters = sum(part.gradient_bytes for part in query.workload.parts) / 4
-    choices = with_slots(Choices(separate_device=query.hardware.separate_device, boundaries=Tier.SSD), NARROW)
+    choices = with_slots(Choices(separate_device=query.hardware.separate_device, boundaries_on_ssd=1.0), NARROW)
     buffers = sum(Case(batch=batch, layers_per_unit=1, choices=choices).needs(query).host.values())
     boundaries = (len(query.workload.parts) - 1) * query.workload.boundary_bytes(batch)
     room = query.hardware.host_memory - buffers - boundaries - 2 * parameters

@@ -52,7 +52,6 @@ class Placer:
         for needs in frame.needs:
             rows = space_rows(
                 frame.shape,
-                batch,
                 needs,
                 query.limits,
                 delayed_share=alpha,
@@ -70,37 +69,48 @@ class Placer:
         shape = query.workload.step_shape(
             batch, layers_per_unit=layers_per_unit, chunks_per_unit=1, split_master=query.split_master
         )
-        least = Choices(separate_device=query.hardware.separate_device, boundaries=Tier.SSD, gradients=Tier.SSD)
+        least = Choices(separate_device=query.hardware.separate_device, boundaries_on_ssd=1.0, gradients=Tier.SSD)
         case = Case(batch=batch, layers_per_unit=layers_per_unit, choices=least)
         computing = case.computing_bytes(query)
         return _Frame(
             shape=shape,
             costs=case.costs(query),
             needs=tuple(
-                step_needs(query.workload, shape, with_slots(least, slots), computing=computing)
+                step_needs(
+                    query.workload,
+                    shape,
+                    with_slots(least, slots),
+                    computing=computing,
+                    slots=2 if query.second_slot else 1,
+                )
                 for slots in (WIDE, NARROW)
             ),
         )
 
-    def fixed_shares(self, boundaries: Tier | None = None, gradients: Tier | None = None) -> dict[str, float]:
+    def fixed_shares(
+        self, *, boundaries_on_ssd: float | None = None, gradients: Tier | None = None
+    ) -> dict[str, float]:
         """What of the program's shares is given, by the query or else by the arguments."""
         query = self._query
-        fixed: dict[str, float] = {}
-        for name in ("resident_weights", "resident_state"):
-            if getattr(query, name) is not None:
-                fixed[name] = getattr(query, name)
-        boundaries, gradients = query.boundaries or boundaries, query.gradients or gradients
-        if boundaries is not None:
-            fixed["boundaries_device"] = float(boundaries == Tier.DEVICE)
-            fixed["boundaries_host"] = float(boundaries == Tier.HOST)
-        elif not query.hardware.separate_device:
+        fixed = {
+            name: getattr(query, name)
+            for name in ("resident_weights", "resident_state")
+            if getattr(query, name) is not None
+        }
+        if not query.hardware.separate_device:
             fixed["boundaries_device"] = 0.0
+        elif query.boundaries_on_device is not None:
+            fixed["boundaries_device"] = query.boundaries_on_device
+        on_ssd = query.boundaries_on_ssd if query.boundaries_on_ssd is not None else boundaries_on_ssd
+        if on_ssd is not None:
+            fixed["boundaries_ssd"] = on_ssd
+        gradients = query.gradients or gradients
         if gradients is not None:
             fixed["gradients_host"] = float(gradients == Tier.HOST)
         return fixed
 
     def cases(self, batch: BatchShape, alpha: float, layers_per_unit: int) -> list[Case]:
-        """Whole choices for a batch, α and unit size: each tier for boundaries and gradients, the shortest first."""
+        """Whole choices for a batch, α and unit size: with and without boundaries on SSD, the shortest first."""
         key = (batch, alpha, layers_per_unit)
         if key not in self._cases:
             self._cases[key] = self._find_cases(batch, alpha, layers_per_unit)
@@ -108,15 +118,17 @@ class Placer:
 
     def _find_cases(self, batch: BatchShape, alpha: float, layers_per_unit: int) -> list[Case]:
         found: list[tuple[float, int, Case]] = []
-        for boundaries, gradients in self._tiers(alpha):
-            placement = self.place(batch, alpha, layers_per_unit, self.fixed_shares(boundaries, gradients))
+        for on_ssd, gradients in self._variants(alpha):
+            fixed = self.fixed_shares(boundaries_on_ssd=on_ssd, gradients=gradients)
+            placement = self.place(batch, alpha, layers_per_unit, fixed)
             if placement is None:
                 continue
             choices = Choices(
                 delayed_share=alpha,
                 wait_for_norm=self._query.clipping and alpha < 1,
                 separate_device=self._query.hardware.separate_device,
-                boundaries=boundaries,
+                boundaries_on_device=_whole(placement.boundaries_device),
+                boundaries_on_ssd=_whole(max(0.0, 1 - placement.boundaries_device - placement.boundaries_host)),
                 gradients=gradients,
                 resident_weights=placement.resident_weights,
                 resident_state=placement.resident_state,
@@ -127,18 +139,20 @@ class Placer:
                 if fitted is not None:
                     found.append((placement.seconds, len(found), fitted))
                     break
-        return [case for _, _, case in sorted(found, key=lambda entry: entry[:2])]
+        cases = [case for _, _, case in sorted(found, key=lambda entry: entry[:2])]
+        return list(dict.fromkeys(cases))
 
-    def _tiers(self, alpha: float) -> Iterator[tuple[Tier, Tier]]:
+    def _variants(self, alpha: float) -> Iterator[tuple[float | None, Tier]]:
+        """What the program should not decide alone: whether boundaries may go to SSD, and where gradients wait.
+
+        In the backward, reads of boundaries wait behind reads of state, which the program does not know.
+        """
         query = self._query
-        boundaries = [Tier.DEVICE, Tier.HOST, Tier.SSD] if query.hardware.separate_device else [Tier.HOST, Tier.SSD]
         gradients = [Tier.HOST, Tier.SSD]
         if alpha == 0 and not query.clipping:
             gradients = [Tier.HOST]  # none are held
-        return product(
-            [query.boundaries] if query.boundaries else boundaries,
-            [query.gradients] if query.gradients else gradients,
-        )
+        on_ssd = [None] if query.boundaries_on_ssd is not None else [0.0, None]
+        return product(on_ssd, [query.gradients] if query.gradients else gradients)
 
     def fit_shares(self, case: Case) -> Case | None:
         """The case with resident shares of whole units and chunks that fit; None if it does not fit at all."""
@@ -175,3 +189,8 @@ class Placer:
             other = self.fit_shares(replace(case, choices=with_slots(case.choices, slots)))
             if other is not None:
                 yield other
+
+
+def _whole(share: float) -> float:
+    """A share without the solver's rounding errors."""
+    return min(1.0, max(0.0, round(share, 6)))

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import linprog
 
-from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.costs import StepCosts
 from greedysnake.plan.memory import Needs
 from greedysnake.schedule import StepShape, Tier
@@ -227,7 +226,7 @@ def solve(
         work: of each phase.
         costs: rates.
         space: bytes that must not exceed a limit.
-        fixed: shares that are given.
+        fixed: shares that are given, by name, and ``boundaries_ssd``.
     """
     rows = Rows()
     disk, cores = costs.disk, costs.contention
@@ -250,6 +249,12 @@ def solve(
         objective[_INDEX[f"{phase}.length"]] = 1.0
         for name in ("disk_read", "disk_write", "disk_both"):
             objective[_INDEX[f"{phase}.{name}"]] = _TIE_BREAK
+    fixed = dict(fixed)
+    if "boundaries_ssd" in fixed:  # what is on none of the other tiers
+        elsewhere = Expression(boundaries_device=1.0, boundaries_host=1.0)
+        rest = Expression(1.0 - fixed.pop("boundaries_ssd"))
+        rows.at_most(rest, elsewhere)
+        rows.at_most(elsewhere, rest)
     bounds: list[tuple[float, float | None]] = [(0.0, 1.0 if name in _SHARES else None) for name in _VARIABLES]
     for name, value in fixed.items():
         bounds[_INDEX[name]] = (value, value)
@@ -263,7 +268,6 @@ def solve(
 
 def space_rows(
     shape: StepShape,
-    batch: BatchShape,
     needs: Needs,
     limits: Limits,
     *,
@@ -274,31 +278,28 @@ def space_rows(
     """What memory and disk must hold, as expressions of the shares.
 
     Args:
-        shape, batch: sizes of the step.
+        shape: sizes of the step.
         needs: of the same step with boundaries on SSD, nothing resident, and no gradients held.
         limits: of each tier.
         delayed_share, wait_for_norm, separate_device: of the plan.
     """
     sizes = step_totals(shape, updates_in_backward=True)
     held = sizes.gradients * (1.0 if wait_for_norm else delayed_share)
-    boundary, micro_batches, units = shape.boundary_bytes, batch.micro_batches, len(shape.units)
-    all_boundaries = (units - 1) * micro_batches * boundary
-    passing = 2 * micro_batches * boundary  # memory for boundaries of two units, where they leave
     host = Expression(
         needs.total(Tier.HOST),
         resident_weights=sizes.weights,
         resident_state=sizes.state,
         gradients_host=held,
-        boundaries_host=float(all_boundaries if separate_device else all_boundaries - passing),
+        boundaries_host=sizes.boundaries,
     )
     disk = Expression(
         needs.total(Tier.SSD) + held,
         gradients_host=-held,
-        boundaries_host=-float(all_boundaries),
-        boundaries_device=-float(all_boundaries),
+        boundaries_host=-sizes.boundaries,
+        boundaries_device=-sizes.boundaries,
     )
     rows = [(host, float(limits.host)), (disk, float(limits.disk))]
     if separate_device and limits.device is not None:
-        device = Expression(needs.total(Tier.DEVICE), boundaries_device=float(all_boundaries - passing))
+        device = Expression(needs.total(Tier.DEVICE), boundaries_device=sizes.boundaries)
         rows.append((device, float(limits.device)))
     return rows

@@ -33,10 +33,12 @@ class PlanQuery:
         rows: sequences of a micro-batch, B.
         layers_per_unit: decoder layers loaded and computed as one.
         delayed_share: α.
-        boundaries, gradients: tiers.
+        boundaries_on_device, boundaries_on_ssd: shares of the boundaries that wait there; the rest is in host memory.
+        gradients: tier of those that wait for their update.
         resident_weights, resident_state: shares that stay in host memory.
         clipping: whether the gradient's norm is limited, so that updates wait for it.
         split_master: whether a 16-bit weight is the upper half of its master.
+        second_slot: whether the disks hold what is committed beside what is written.
         schedule: order of units and micro-batches.
     """
 
@@ -48,12 +50,14 @@ class PlanQuery:
     rows: int | None = None
     layers_per_unit: int | None = None
     delayed_share: float | None = None
-    boundaries: Tier | None = None
+    boundaries_on_device: float | None = None
+    boundaries_on_ssd: float | None = None
     gradients: Tier | None = None
     resident_weights: float | None = None
     resident_state: float | None = None
     clipping: bool = True
     split_master: bool = True
+    second_slot: bool = True
     schedule: str = "vertical"
 
     @property
@@ -88,6 +92,7 @@ class Case:
             self.shape(query),
             self.choices,
             computing=self.computing_bytes(query),
+            slots=2 if query.second_slot else 1,
             holds_all=query.schedule == "horizontal" and self.batch.micro_batches > 1,
         )
 

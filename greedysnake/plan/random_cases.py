@@ -20,11 +20,13 @@ def random_case(query: PlanQuery, sequences: int, rng: random.Random) -> Case:
     rows = rng.choice([rows for rows in range(1, sequences + 1) if sequences % rows == 0])
     separate = query.hardware.separate_device
     alpha = rng.choice([0.0, 0.1, 0.25, 0.4, 0.5, 0.75, 1.0])
+    on_device = rng.choice(_SHARES) if separate else 0.0
     choices = Choices(
         delayed_share=alpha,
         wait_for_norm=query.clipping and alpha < 1,
         separate_device=separate,
-        boundaries=rng.choice([Tier.DEVICE, Tier.HOST, Tier.SSD] if separate else [Tier.HOST, Tier.SSD]),
+        boundaries_on_device=on_device,
+        boundaries_on_ssd=rng.choice([share for share in _SHARES if share <= 1 - on_device]),
         gradients=rng.choice([Tier.HOST, Tier.SSD]),
         resident_weights=rng.choice(_SHARES),
         resident_state=rng.choice(_SHARES),

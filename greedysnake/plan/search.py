@@ -14,7 +14,6 @@ from greedysnake.plan.placer import Placer
 from greedysnake.plan.program import Placement
 from greedysnake.plan.query import Candidate, Case, PlanQuery, fits, simulate_case
 from greedysnake.plan.step_costs import unit_seconds
-from greedysnake.schedule import Tier
 
 _MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _ROWS = (1, 2, 4, 8)
@@ -179,9 +178,7 @@ def _simulate_near(query: PlanQuery, placer: Placer, bounds: list[_Bound], trial
     best: Candidate | None = None
     for bound in _first_of_each_batch(near):
         cases = placer.cases(bound.batch, bound.delayed_share, unit_size)
-        # the program does not know who waits behind whom, and that depends on the tier
-        by_tier = [next((case for case in cases if case.choices.boundaries == tier), None) for tier in Tier]
-        best = trials.best([case for case in by_tier if case is not None], best)
+        best = trials.best(cases[:3], best)
     for bound in in_order if best is None else ():  # what fits in parts need not fit whole
         best = best or trials.best(placer.cases(bound.batch, bound.delayed_share, unit_size))
     while best is not None and not trials.spent:

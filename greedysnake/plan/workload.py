@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import PretrainedConfig
 
-from greedysnake.models.layout import DEFAULT_CHUNK_ELEMENTS, UnitLayout
+from greedysnake.models.layout import UnitLayout
 from greedysnake.models.skeleton import Skeleton, build_skeleton
 from greedysnake.plan.activations import (
     BatchShape,
@@ -128,7 +128,7 @@ class Workload:
                 units.append(built[key])
                 continue
             state = sum(part.state_bytes for part in group)
-            if not split_master and self.dtype != "float32":
+            if not split_master and self.dtype == "bfloat16":
                 state = state * WHOLE_STATE_BYTES // SPLIT_STATE_BYTES
             count = min(chunks_per_unit, sum(part.chunks for part in group))
             weights = _split(sum(part.weight_bytes for part in group), count)
@@ -249,12 +249,11 @@ def _split(total: int, parts: int) -> Sequence[int]:
     return [total * (i + 1) // parts - total * i // parts for i in range(parts)]
 
 
-def chunk_bytes(workload: Workload, chunk_elements: int = DEFAULT_CHUNK_ELEMENTS) -> ChunkShape:
+def chunk_bytes(workload: Workload) -> ChunkShape:
     """Sizes of the largest optimizer chunk that really moves, whatever a simulated schedule bundles."""
-    elements = max(min(chunk_elements, part.gradient_bytes // 4) for part in workload.parts)
-    item = DTYPES[workload.dtype].itemsize
+    largest = max(
+        (chunk for layout in workload.distinct.layouts for chunk in layout.chunks), key=lambda chunk: chunk.elements
+    )
     return ChunkShape(
-        weight_bytes=elements * item,
-        state_bytes=elements * (8 if workload.dtype == "float32" else SPLIT_STATE_BYTES),
-        gradient_bytes=4 * elements,
+        weight_bytes=largest.weight_bytes, state_bytes=largest.state_bytes, gradient_bytes=4 * largest.elements
     )
