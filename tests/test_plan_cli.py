@@ -145,7 +145,8 @@ def test_what_is_no_number_of_tokens(text):
 def test_a_probe_measures_this_machine_and_plan_uses_it(settings, tmp_path):
     out = tmp_path / "hardware.json"
     folder = tmp_path / "disk"
-    text = run("probe", "--storage", str(folder), "--out", str(out), "--config", str(settings), "--json")
+    arguments = ["--storage", str(folder), "--out", str(out), "--config", str(settings), "--seconds", "0.2"]
+    text = run("probe", *arguments, "--json")
     hardware = load_hardware(out)
     assert json.loads(text)["name"] == hardware.name
     assert list(folder.iterdir()) == []  # nothing is left

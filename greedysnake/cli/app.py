@@ -289,12 +289,14 @@ def probe(
     config: Annotated[
         Path | None, typer.Option(help="A run's settings (YAML): its model's layers are measured, on its device.")
     ] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="For each rate; longer is steadier.")] = 4.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON, and nothing else.")] = False,
 ) -> None:
     """Measure this machine for plan: disks, copies, computation, optimizer. Takes a minute or two."""
     from greedysnake.cli.probing import run_probe
 
-    hardware = run_probe(storage, out, config, Console(stderr=True, soft_wrap=True, highlight=False))
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    hardware = run_probe(storage, out, config, console, seconds=seconds)
     if as_json:
         typer.echo(hardware.model_dump_json(exclude_none=True))
 

@@ -13,11 +13,14 @@ from greedysnake.config import load_config
 from greedysnake.engine.opening import config_of
 from greedysnake.plan.hardware import Hardware, save_hardware
 from greedysnake.plan.probe import probe_machine
-from greedysnake.report.wording import rate, seconds
+from greedysnake.report import wording
+from greedysnake.report.wording import rate
 from greedysnake.units import format_bytes
 
 
-def run_probe(storage: Sequence[Path], out: Path, config: Path | None, console: Console) -> Hardware:
+def run_probe(
+    storage: Sequence[Path], out: Path, config: Path | None, console: Console, *, seconds: float = 4.0
+) -> Hardware:
     """Measure this machine and write the figures to ``out``.
 
     Args:
@@ -25,6 +28,7 @@ def run_probe(storage: Sequence[Path], out: Path, config: Path | None, console: 
         out: file to write.
         config: settings of a run whose model's layers are measured; None for a small sample.
         console: where progress goes.
+        seconds: for each rate.
 
     Raises:
         GreedySnakeError: a folder, the settings or the model cannot be used, or ``out`` cannot be written.
@@ -47,7 +51,7 @@ def run_probe(storage: Sequence[Path], out: Path, config: Path | None, console: 
     def say(text: str) -> None:
         console.print(f"{time.monotonic() - start:5.0f} s  measuring {text} ...")
 
-    hardware = probe_machine(storage, say=say, **model)
+    hardware = probe_machine(storage, say=say, seconds=seconds, **model)
     save_hardware(hardware, out)
     disk, times = hardware.disk_rates, hardware.layer_times[0]
     dtype, rates = next(iter(hardware.compute.items()))
@@ -59,7 +63,7 @@ def run_probe(storage: Sequence[Path], out: Path, config: Path | None, console: 
         f"computation  {rates.matrix / 1e12:.3g} TFLOP/s in {dtype} matrix products, "
         f"{100 * rates.forward:.0f} % of it in a layer's forward, {100 * rates.backward:.0f} % in its backward\n"
         f"one layer    {times.layer_parameters / 1e6:.3g} M parameters, {times.rows} x {times.tokens} tokens: forward "
-        f"{seconds(times.layer_forward)}, recompute and backward {seconds(times.layer_backward)}\n"
+        f"{wording.seconds(times.layer_forward)}, recompute and backward {wording.seconds(times.layer_backward)}\n"
         f"optimizer    {hardware.optimizer / 1e9:.3g} G parameters/s\n"
         f"Wrote {escape(str(out))}; use it with: greedysnake plan CONFIG --hardware {escape(str(out))}"
     )

@@ -122,7 +122,9 @@ class Forecast:
             "schedule": self.query.schedule,
             "computation_measured": self.measured,
             "batch": {
-                **asdict(case.batch),
+                "micro_batches": case.batch.micro_batches,
+                "rows": case.batch.rows,
+                "tokens": case.batch.tokens,
                 "sequences": case.batch.micro_batches * case.batch.rows,
                 "tokens_per_step": self.tokens_per_step,
             },

@@ -49,7 +49,7 @@ def probe_machine(
         dtype: of its weights.
         rows, tokens: of a micro-batch.
         device: as for training.
-        seconds: for each rate of the disks.
+        seconds: for each rate.
         say: told what is being done.
 
     Raises:
@@ -75,10 +75,10 @@ def probe_machine(
     config = workload.skeleton.model.config
     layer = probe_compute.make_layer_probe(config, dtype, rows, tokens, where)
     try:
-        times = probe_compute.layer_times(layer, dtype)
+        times = probe_compute.layer_times(layer, dtype, seconds=2 * seconds)
         shared = SharedCores()
         if not where.separate:
-            shared = probe_compute.shared_cores(layer, optimizer, times, optimizer_rate)
+            shared = probe_compute.shared_cores(layer, optimizer, times, optimizer_rate, seconds=seconds)
     finally:
         layer.model.close()
     free = where.free_bytes()

@@ -189,7 +189,7 @@ def _pass(probe: LayerProbe, times: dict[str, list[float]]) -> None:
     timed("embedding_backward", [0], lambda: model.backward(0, 0, probe.weights[0]), gradients=True)
 
 
-def layer_times(probe: LayerProbe, dtype: str, *, seconds: float = 8.0) -> LayerTimes:
+def layer_times(probe: LayerProbe, dtype: str, *, seconds: float) -> LayerTimes:
     """Median times of embedding, layer and head for one micro-batch."""
     _pass(probe, {})
     times: dict[str, list[float]] = {}
@@ -210,7 +210,9 @@ def layer_times(probe: LayerProbe, dtype: str, *, seconds: float = 8.0) -> Layer
     )
 
 
-def shared_cores(probe: LayerProbe, optimizer: OptimizerWork, alone: LayerTimes, optimizer_rate: float) -> SharedCores:
+def shared_cores(
+    probe: LayerProbe, optimizer: OptimizerWork, alone: LayerTimes, optimizer_rate: float, *, seconds: float
+) -> SharedCores:
     """How much computation and optimizer slow each other down while both run."""
     updates, stop = 0, threading.Event()
 
@@ -227,7 +229,7 @@ def shared_cores(probe: LayerProbe, optimizer: OptimizerWork, alone: LayerTimes,
     start = time.perf_counter()
     worker.start()
     try:
-        while len(times.get("layer_forward", ())) < 3 or time.perf_counter() - start < 3.0:
+        while len(times.get("layer_forward", ())) < 3 or time.perf_counter() - start < seconds:
             _pass(probe, times)
     finally:
         stop.set()
