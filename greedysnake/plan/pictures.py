@@ -69,7 +69,7 @@ def best_of_few(query: PlanQuery, batch: BatchShape) -> float | None:
     placer, best = Placer(query), None
     alphas = _ALPHAS if query.delayed_share is None else (query.delayed_share,)
     for alpha in alphas:
-        for case in placer.cases(batch, alpha, query.layers_per_unit or 1)[:2]:
+        for case in placer.likely(batch, alpha, query.layers_per_unit or 1):
             found = simulate_case(case, query).tokens_per_second
             best = found if best is None else max(best, found)
     return best

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from math import floor
+from math import ceil, floor
 
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.costs import StepCosts
 from greedysnake.plan.memory import Needs, step_needs
 from greedysnake.plan.program import Placement, phase_work, solve, space_rows, step_totals
-from greedysnake.plan.query import NARROW, WIDE, Case, PlanQuery, fits, over, with_slots
+from greedysnake.plan.query import NARROW, WIDE, Case, PlanQuery, over, with_slots
 from greedysnake.schedule import Choices, StepShape, Tier
 
 
@@ -87,10 +87,8 @@ class Placer:
             ),
         )
 
-    def fixed_shares(
-        self, *, boundaries_on_ssd: float | None = None, gradients: Tier | None = None
-    ) -> dict[str, float]:
-        """What of the program's shares is given, by the query or else by the arguments."""
+    def fixed_shares(self) -> dict[str, float]:
+        """What of the program's shares the query gives."""
         query = self._query
         fixed = {
             name: getattr(query, name)
@@ -101,16 +99,14 @@ class Placer:
             fixed["boundaries_device"] = 0.0
         elif query.boundaries_on_device is not None:
             fixed["boundaries_device"] = query.boundaries_on_device
-        on_ssd = query.boundaries_on_ssd if query.boundaries_on_ssd is not None else boundaries_on_ssd
-        if on_ssd is not None:
-            fixed["boundaries_ssd"] = on_ssd
-        gradients = query.gradients or gradients
-        if gradients is not None:
-            fixed["gradients_host"] = float(gradients == Tier.HOST)
+        if query.boundaries_on_ssd is not None:
+            fixed["boundaries_ssd"] = query.boundaries_on_ssd
+        if query.gradients is not None:
+            fixed["gradients_host"] = float(query.gradients == Tier.HOST)
         return fixed
 
     def cases(self, batch: BatchShape, alpha: float, layers_per_unit: int) -> list[Case]:
-        """Whole choices for a batch, α and unit size: with and without boundaries on SSD, the shortest first."""
+        """Whole choices for a batch, α and unit size: several ways to use host memory, the shortest first."""
         key = (batch, alpha, layers_per_unit)
         if key not in self._cases:
             self._cases[key] = self._find_cases(batch, alpha, layers_per_unit)
@@ -118,8 +114,7 @@ class Placer:
 
     def _find_cases(self, batch: BatchShape, alpha: float, layers_per_unit: int) -> list[Case]:
         found: list[tuple[float, int, Case]] = []
-        for on_ssd, gradients in self._variants(alpha):
-            fixed = self.fixed_shares(boundaries_on_ssd=on_ssd, gradients=gradients)
+        for fixed in self._variants(alpha):
             placement = self.place(batch, alpha, layers_per_unit, fixed)
             if placement is None:
                 continue
@@ -129,7 +124,7 @@ class Placer:
                 separate_device=self._query.hardware.separate_device,
                 boundaries_on_device=_whole(placement.boundaries_device),
                 boundaries_on_ssd=_whole(max(0.0, 1 - placement.boundaries_device - placement.boundaries_host)),
-                gradients=gradients,
+                gradients=Tier.HOST if fixed["gradients_host"] else Tier.SSD,
                 resident_weights=placement.resident_weights,
                 resident_state=placement.resident_state,
             )
@@ -142,36 +137,68 @@ class Placer:
         cases = [case for _, _, case in sorted(found, key=lambda entry: entry[:2])]
         return list(dict.fromkeys(cases))
 
-    def _variants(self, alpha: float) -> Iterator[tuple[float | None, Tier]]:
-        """What the program should not decide alone: whether boundaries may go to SSD, and where gradients wait.
+    def _variants(self, alpha: float) -> Iterator[dict[str, float]]:
+        """Shares to give the program, which should not decide everything alone: where gradients wait, and boundaries.
 
-        In the backward, reads of boundaries wait behind reads of state, which the program does not know.
+        In the backward, reads of boundaries wait behind reads of state, which the program does not know: so none on
+        SSD, or, with nothing else in host memory, as few as must be, or as many as the program likes.
         """
         query = self._query
-        gradients = [Tier.HOST, Tier.SSD]
-        if alpha == 0 and not query.clipping:
+        gradients = [query.gradients] if query.gradients else [Tier.HOST, Tier.SSD]
+        if alpha == 0 and not query.clipping and not query.gradients:
             gradients = [Tier.HOST]  # none are held
-        on_ssd = [None] if query.boundaries_on_ssd is not None else [0.0, None]
-        return product(on_ssd, [query.gradients] if query.gradients else gradients)
+        boundaries = [{"boundaries_ssd": 0.0}, {"resident_weights": 0.0, "resident_state": 0.0}, {}]
+        for shares, tier in product(boundaries, gradients):
+            yield {**shares, "gradients_host": float(tier == Tier.HOST), **self.fixed_shares()}
 
     def fit_shares(self, case: Case) -> Case | None:
-        """The case with resident shares of whole units and chunks that fit; None if it does not fit at all."""
+        """The case with shares of whole units and chunks that fit; None if it does not fit at all.
+
+        What is resident gives way first, state before weights as it saves less for its bytes; then boundaries leave
+        the device for host memory, and host memory for SSD.
+        """
         query, shape = self._query, case.shape(self._query)
+        leaving = max(1, len(shape.units) - 2)
         steps = {"resident_state": max(len(unit.chunks) for unit in shape.units), "resident_weights": len(shape.units)}
         given = {name for name in steps if getattr(query, name) is not None}
         for name in steps.keys() - given:
             share = floor(getattr(case.choices, name) * steps[name] + 1e-6) / steps[name]
             case = case.with_choices(**{name: share})
+        on_device, on_ssd = case.choices.boundaries_on_device, case.choices.boundaries_on_ssd
+        if query.boundaries_on_device is None:
+            on_device = floor(on_device * leaving + 1e-6) / leaving
+        if query.boundaries_on_ssd is None:
+            on_ssd = min(ceil(on_ssd * leaving - 1e-6) / leaving, 1 - on_device)
+        case = case.with_choices(boundaries_on_device=on_device, boundaries_on_ssd=on_ssd)
+
         sizes = step_totals(shape, updates_in_backward=True)
+        unit_bytes = sizes.boundaries / leaving
         step_bytes = {name: getattr(sizes, name.removeprefix("resident_")) / count for name, count in steps.items()}
-        for name in [name for name in steps if name not in given]:  # state first: it saves less for its bytes
-            while (share := getattr(case.choices, name)) > 0:
-                missing = over(case.needs(query), query.limits).get(Tier.HOST, 0)
-                if not missing:
-                    break
-                fewer = max(1, floor(missing / step_bytes[name]))
-                case = case.with_choices(**{name: max(0, round(share * steps[name]) - fewer) / steps[name]})
-        return case if fits(case.needs(query), query.limits) else None
+        movable = [name for name in steps if name not in given]
+        while short := over(case.needs(query), query.limits):
+            choices = case.choices
+            resident = next((name for name in movable if getattr(choices, name) > 0), None)
+            if Tier.DEVICE in short and query.boundaries_on_device is None and choices.boundaries_on_device > 0:
+                units = max(1, ceil(short[Tier.DEVICE] / unit_bytes))
+                share = max(0.0, choices.boundaries_on_device - units / leaving)
+                case = case.with_choices(boundaries_on_device=_whole(share))
+            elif Tier.HOST in short and resident is not None:
+                fewer = max(1, floor(short[Tier.HOST] / step_bytes[resident]))
+                share = max(0, round(getattr(choices, resident) * steps[resident]) - fewer) / steps[resident]
+                case = case.with_choices(**{resident: share})
+            elif Tier.HOST in short and query.boundaries_on_ssd is None and _in_host(choices) > 1e-6:
+                units = max(1, floor(short[Tier.HOST] / unit_bytes))
+                share = min(1 - choices.boundaries_on_device, choices.boundaries_on_ssd + units / leaving)
+                case = case.with_choices(boundaries_on_ssd=share)
+            else:
+                return None
+        return case
+
+    def likely(self, batch: BatchShape, alpha: float, layers_per_unit: int) -> list[Case]:
+        """The case with the fewest boundaries on SSD, and the shortest by the program."""
+        cases = self.cases(batch, alpha, layers_per_unit)
+        fewest = min(cases, key=lambda case: case.choices.boundaries_on_ssd, default=None)
+        return list(dict.fromkeys([*([fewest] if fewest else []), *cases[:1]]))
 
     def neighbours(self, case: Case, alphas: tuple[float, ...], unit_sizes: tuple[int, ...]) -> Iterator[Case]:
         """Cases that differ in one choice: α by one of ``alphas``, the unit size, or the number of buffers."""
@@ -180,15 +207,20 @@ class Placer:
             for step in alphas:
                 alpha = round(case.choices.delayed_share + step, 2)
                 if 0 <= alpha <= 1:
-                    yield from self.cases(case.batch, alpha, case.layers_per_unit)[:2]
+                    yield from self.likely(case.batch, alpha, case.layers_per_unit)
         if query.layers_per_unit is None:
             for size in unit_sizes:
                 if size != case.layers_per_unit and size <= query.workload.layers:
-                    yield from self.cases(case.batch, case.choices.delayed_share, size)[:2]
+                    yield from self.likely(case.batch, case.choices.delayed_share, size)
         for slots in (WIDE, NARROW):
             other = self.fit_shares(replace(case, choices=with_slots(case.choices, slots)))
             if other is not None:
                 yield other
+
+
+def _in_host(choices: Choices) -> float:
+    """Share of the boundaries that waits in host memory."""
+    return 1 - choices.boundaries_on_device - choices.boundaries_on_ssd
 
 
 def _whole(share: float) -> float:

@@ -25,6 +25,7 @@ _ALPHAS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1.0)
 _ALPHA_STEPS = (-0.05, 0.05, -0.15, 0.15)
 _NEAR = 1.05
 """Placements within this factor of the shortest are simulated too."""
+_MUCH_SLOWER = 0.9
 SIMULATED_OPERATIONS = 200_000
 """After which no further near winner is simulated: a few seconds' work, and the same plan on any machine."""
 
@@ -142,6 +143,7 @@ class Trials:
     def __init__(self, query: PlanQuery) -> None:
         self._query = query
         self._left = SIMULATED_OPERATIONS
+        self._ssd_is_slow = False  # boundaries on SSD have been seen to cost much
         self._tried: dict[Case, Candidate] = {}
 
     @property
@@ -161,12 +163,21 @@ class Trials:
     def best(self, cases: Iterable[Case], best: Candidate | None = None) -> Candidate | None:
         """The fastest of ``best`` and those of ``cases`` that there is time to simulate, at least one of them."""
         for case in cases:
-            if best is not None and self.spent:
-                break
+            if best is not None and (self.spent or (self._ssd_is_slow and _more_on_ssd(case, best))):
+                continue
             found = self.simulate(case)
-            if found is not None and (best is None or found.tokens_per_second > best.tokens_per_second):
+            if found is None:
+                continue
+            if best is not None and found.tokens_per_second < _MUCH_SLOWER * best.tokens_per_second:
+                self._ssd_is_slow = self._ssd_is_slow or _more_on_ssd(case, best)
+            if best is None or found.tokens_per_second > best.tokens_per_second:
                 best = found
         return best
+
+
+def _more_on_ssd(case: Case, best: Candidate) -> bool:
+    """Whether a case keeps more boundaries on SSD than the best one does."""
+    return case.choices.boundaries_on_ssd > best.case.choices.boundaries_on_ssd
 
 
 def _simulate_near(query: PlanQuery, placer: Placer, bounds: list[_Bound], trials: Trials) -> Candidate | None:
@@ -178,7 +189,9 @@ def _simulate_near(query: PlanQuery, placer: Placer, bounds: list[_Bound], trial
     best: Candidate | None = None
     for bound in _first_of_each_batch(near):
         cases = placer.cases(bound.batch, bound.delayed_share, unit_size)
-        best = trials.best(cases[:3], best)
+        # the shortest by the program, and the one that leaves the fewest boundaries to SSD
+        fewest = sorted(cases, key=lambda case: case.choices.boundaries_on_ssd)[:2]
+        best = trials.best(dict.fromkeys([*fewest, *cases[:2]]), best)
     for bound in in_order if best is None else ():  # what fits in parts need not fit whole
         best = best or trials.best(placer.cases(bound.batch, bound.delayed_share, unit_size))
     while best is not None and not trials.spent:
