@@ -1,0 +1,226 @@
+"""What ``greedysnake plan`` and ``greedysnake simulate`` do: a question, and its answer in words."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from transformers import AutoConfig
+
+from greedysnake.config import load_config
+from greedysnake.engine.opening import config_of
+from greedysnake.errors import ConfigError
+from greedysnake.plan.forecast import CHINCHILLA_TOKENS, SHOWN_RESOURCES, Forecast, forecast, where
+from greedysnake.plan.hardware import Hardware, load_hardware
+from greedysnake.plan.pictures import draw_roofline, roofline_points
+from greedysnake.plan.presets import MODEL_PRESETS
+from greedysnake.plan.query import PlanQuery
+from greedysnake.plan.workload import describe_model
+from greedysnake.report.wording import moved, percent, rate, seconds
+from greedysnake.schedule import Choices, Tier
+from greedysnake.units import format_bytes
+
+DEFAULT_MACHINE = "a100-40gb"
+_COUNT_SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+
+
+def parse_count(text: str) -> float:
+    """A number of tokens: ``20B`` is 20 billion.
+
+    Raises:
+        ConfigError: it is not a number above 0.
+    """
+    number, factor = text.strip().upper(), 1.0
+    if number and number[-1] in _COUNT_SUFFIXES:
+        number, factor = number[:-1], _COUNT_SUFFIXES[number[-1]]
+    try:
+        count = float(number) * factor
+    except ValueError:
+        count = 0.0
+    if not 0 < count < 1e18:
+        raise ConfigError(f"tokens: found {text!r}; needs a number above 0, such as 20B, 500M or 3e9")
+    return count
+
+
+def make_query(model: str, hardware: Hardware, fixed: dict[str, Any], overrides: Sequence[str]) -> PlanQuery:
+    """The question: a preset, or the settings of a run.
+
+    Args:
+        model: name of a preset, or a YAML file of settings.
+        hardware: the machine.
+        fixed: fields of the query given on the command line; None leaves a field as the settings have it.
+        overrides: ``key=value`` for a file of settings.
+
+    Raises:
+        ConfigError: the model, the settings or their combination cannot be used.
+    """
+    given = {name: value for name, value in fixed.items() if value is not None}
+    if model in MODEL_PRESETS:
+        if overrides:
+            raise ConfigError(f"{overrides[0]}: only a file of settings can be changed so, not the preset {model}")
+        preset = MODEL_PRESETS[model]
+        workload = describe_model(preset.config(), dtype="bfloat16", name=model)
+        query = PlanQuery(workload=workload, hardware=hardware, tokens=preset.tokens, clipping=False)
+        return replace(query, **given)
+    path = Path(model)
+    if not path.exists():
+        known = ", ".join(MODEL_PRESETS)
+        raise ConfigError(f"{model}: neither a file of settings nor a known model; known are {known}")
+    settings = load_config(path, overrides)
+    values = dict(settings.model.config or {})
+    config = (
+        config_of(settings.model.path)
+        if settings.model.path is not None
+        else AutoConfig.for_model(values.pop("model_type"), **values)
+    )
+    engine, training = settings.engine, settings.training
+    query = PlanQuery(
+        workload=describe_model(config, dtype=settings.model.dtype, name=str(settings.model.path or config.model_type)),
+        hardware=_within(hardware, engine.host_memory, engine.device_memory),
+        tokens=settings.data.sequence_length,
+        micro_batches=training.micro_batches,
+        rows=training.micro_batch_size,
+        sequences=training.micro_batches * training.micro_batch_size,
+        delayed_share=engine.delayed_share,
+        layers_per_unit=engine.layers_per_unit,
+        boundaries_on_device=engine.boundaries_on_device,
+        boundaries_on_ssd=engine.boundaries_on_ssd,
+        gradients=None if engine.gradients == "auto" else Tier(engine.gradients),
+        resident_weights=engine.resident_weights,
+        resident_state=engine.resident_state,
+        clipping=settings.optimizer.max_grad_norm is not None,
+        second_slot=engine.second_slot,
+        schedule=engine.schedule,
+    )
+    if "sequences" in given:
+        query = replace(query, micro_batches=None, rows=None)
+    elif {"micro_batches", "rows"} & given.keys():
+        query = replace(query, sequences=None)
+    return replace(query, **given)
+
+
+def _within(hardware: Hardware, host_memory: int | None, device_memory: int | None) -> Hardware:
+    """The machine with no more memory than the run's settings allow."""
+    changes: dict[str, int] = {}
+    if host_memory is not None:
+        changes["host_memory"] = min(host_memory, hardware.host_memory)
+    if device_memory is not None and hardware.device_memory is not None:
+        changes["device_memory"] = min(device_memory, hardware.device_memory)
+    return hardware.model_copy(update=changes)
+
+
+def run_plan(
+    model: str,
+    *,
+    machine: str | None,
+    fixed: dict[str, Any],
+    overrides: Sequence[str],
+    picture: Path | None,
+) -> Forecast:
+    """Answer the question, and draw the roofline if a path is given.
+
+    Raises:
+        GreedySnakeError: it has no answer; the message says why.
+    """
+    hardware = load_hardware(machine or DEFAULT_MACHINE)
+    query = make_query(model, hardware, fixed, overrides)
+    if query.schedule != "vertical":
+        raise ConfigError(
+            f"engine.schedule: found {query.schedule}; the planner places vertical steps only. greedysnake simulate "
+            f"shows what a horizontal one would take"
+        )
+    found = forecast(query)
+    if picture is not None:
+        draw_roofline(query, roofline_points(query, found.candidate.case.batch.rows), picture)
+    return found
+
+
+def print_forecast(found: Forecast, console: Console, tokens: float | None) -> None:
+    """Say what will happen."""
+    query, case, step = found.query, found.candidate.case, found.candidate.step
+    machine, batch, choices = query.hardware, case.batch, case.choices
+    copies = (
+        f", copies {percent(found.busy['h2d'])} and {percent(found.busy['d2h'])}" if machine.separate_device else ""
+    )
+    basis = "this model's own layers, measured" if found.measured else "rates of the profile, not this model's layers"
+    lines = [
+        f"[bold]{escape(query.workload.name)}[/] ({query.workload.parameters / 1e9:.3g} B parameters, "
+        f"{query.workload.dtype}) on [bold]{escape(machine.name)}[/]: predicted, nothing was run",
+        "",
+        f"[bold]{found.candidate.tokens_per_second:,.3g} tokens/s[/], {seconds(step.seconds)} a step of "
+        f"{found.tokens_per_step:,} tokens: {batch.micro_batches} micro-batches of {batch.rows} x {batch.tokens}",
+        f"limited by {SHOWN_RESOURCES[found.bottleneck]} (busy {percent(found.busy[found.bottleneck])}); "
+        f"no order of this work could take less than {seconds(found.candidate.least_seconds)}",
+        f"busy: computation {percent(found.busy['compute'])}, disks {percent(found.busy['disk'])}, "
+        f"host {percent(found.busy['cpu'])}{copies}",
+        f"from SSD {moved(step.ssd_read_bytes)} and to it {moved(step.ssd_written_bytes)} a step, "
+        f"{rate(step.ssd_read_bytes / step.seconds)} and {rate(step.ssd_written_bytes / step.seconds)}",
+        "",
+        "[bold]Where things go[/]",
+        f"  optimizer steps    {percent(choices.delayed_share)} delayed into the next forward"
+        + (", the rest after the backward, when the norm is known" if choices.wait_for_norm else ""),
+        f"  weights            {percent(choices.resident_weights)} stay in host memory",
+        f"  optimizer state    {percent(choices.resident_state)} stays in host memory",
+        f"  boundaries         {_boundaries(choices)}",
+        f"  waiting gradients  {where(choices.gradients)}",
+        f"  unit               {case.layers_per_unit} decoder layer{'s'[: case.layers_per_unit > 1]}",
+        "",
+        "[bold]What it needs[/]",
+    ]
+    limits = {Tier.HOST: query.limits.host, Tier.DEVICE: query.limits.device, Tier.SSD: query.limits.disk}
+    for tier in (Tier.HOST, Tier.DEVICE, Tier.SSD):
+        purposes = found.needs.purposes(tier)
+        if not purposes:
+            continue
+        largest = sorted(purposes, key=lambda name: purposes[name], reverse=True)[:4]
+        parts = ", ".join(f"{name} {format_bytes(purposes[name])}" for name in largest)
+        name = "disk" if tier == Tier.SSD else where(tier)
+        lines.append(
+            f"  {name:<18} {format_bytes(found.needs.total(tier))} of {format_bytes(limits[tier] or 0)} ({parts})"
+        )
+    if found.helps:
+        lines += ["", "[bold]What would help[/]"]
+        lines += [f"  {help_.change}: {help_.speedup:.2f} times as fast" for help_ in found.helps]
+    lines += ["", *_budget_lines(found, tokens)]
+    lines.append(f"Computation: {basis}. The machine's figures:")
+    lines += [f"  {escape(figure)}: {escape(source)}" for figure, source in machine.sources.items()]
+    console.print("\n".join(lines))
+
+
+def _boundaries(choices: Choices) -> str:
+    """Where boundaries wait for the backward."""
+    shares = {
+        Tier.DEVICE: choices.boundaries_on_device,
+        Tier.HOST: 1 - choices.boundaries_on_device - choices.boundaries_on_ssd,
+        Tier.SSD: choices.boundaries_on_ssd,
+    }
+    return ", ".join(f"{percent(share)} in {where(tier)}" for tier, share in shares.items() if share > 1e-6)
+
+
+def _count(tokens: float) -> str:
+    for suffix, factor in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
+        if tokens >= factor:
+            return f"{tokens / factor:.3g} {suffix}"
+    return f"{tokens:,.0f}"
+
+
+def _budget_lines(found: Forecast, tokens: float | None) -> list[str]:
+    """Days, energy and wear for a budget, or for what the model's size suggests."""
+    suggested = CHINCHILLA_TOKENS * found.query.workload.parameters
+    budget = found.budget(tokens or suggested)
+    lines = [
+        f"[bold]{_count(budget.tokens)} tokens[/]: {budget.steps:,.0f} steps, [bold]{budget.days:,.1f} days[/]"
+        + ("" if budget.kilowatt_hours is None else f", {budget.kilowatt_hours:,.0f} kWh")
+        + f", {moved(budget.written_bytes)} written"
+        + ("" if budget.endurance_share is None else f" ({percent(budget.endurance_share)} of the disks' endurance)")
+    ]
+    if tokens is None:
+        lines[0] += f"; that many are {CHINCHILLA_TOKENS} a parameter (Chinchilla), choose with --tokens"
+    else:
+        lines.append(
+            f"that is {tokens / found.query.workload.parameters:.3g} tokens a parameter; about {CHINCHILLA_TOKENS} "
+            f"make the best of a budget of computation (Chinchilla)"
+        )
+    return lines

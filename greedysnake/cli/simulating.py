@@ -1,0 +1,33 @@
+"""What ``greedysnake simulate`` does: one step with choices made by hand, and its picture."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from greedysnake.cli.planning import DEFAULT_MACHINE, make_query
+from greedysnake.errors import GreedySnakeError
+from greedysnake.plan.given import GivenStep, simulate_given
+from greedysnake.plan.hardware import load_hardware
+from greedysnake.report.pictures import draw_timeline
+
+
+def run_simulation(
+    model: str, *, machine: str | None, fixed: dict[str, Any], overrides: Sequence[str], timeline: Path | None
+) -> GivenStep:
+    """Simulate a step, and draw it if a path is given.
+
+    Raises:
+        GreedySnakeError: the question has no answer, or the picture cannot be written.
+    """
+    query = make_query(model, load_hardware(machine or DEFAULT_MACHINE), fixed, overrides)
+    found = simulate_given(query)
+    if timeline is not None:
+        layers = query.layers_per_unit or 1
+        units = -(-query.workload.layers // layers)
+        names = ["embedding", *(f"layer {layers * unit}" for unit in range(units)), "head"]
+        title = f"Simulated: {query.workload.name}, {found.step.schedule.name}"
+        try:
+            draw_timeline(timeline, found.step.events(), names, title)
+        except (OSError, ValueError) as error:
+            raise GreedySnakeError(f"{timeline}: cannot be written: {error}") from error
+    return found

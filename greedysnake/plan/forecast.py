@@ -1,0 +1,258 @@
+"""What will happen: a plan with its simulated step, and what would help."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from greedysnake.plan.hardware import ComputeRates, Disk, Hardware
+from greedysnake.plan.memory import Needs
+from greedysnake.plan.placer import Placer
+from greedysnake.plan.query import Candidate, Case, PlanQuery, simulate_case
+from greedysnake.plan.search import compute_roof, search
+from greedysnake.plan.step_costs import measured_times
+from greedysnake.schedule import Tier
+
+DAY_SECONDS = 86_400
+CHINCHILLA_TOKENS = 20
+"""Tokens a parameter that make the best of a budget of computation, roughly (arXiv 2203.15556)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Help:
+    """What one change of the machine would do.
+
+    Attributes:
+        change: in words.
+        speedup: tokens per second with it, over those without.
+    """
+
+    change: str
+    speedup: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What a number of tokens takes.
+
+    Attributes:
+        tokens, steps: of the whole run.
+        days: of training.
+        kilowatt_hours: of energy; None where the profile has no watts.
+        written_bytes: to the disks.
+        endurance_share: of what the disks may be written in their lives; None where the profile does not say.
+    """
+
+    tokens: float
+    steps: float
+    days: float
+    kilowatt_hours: float | None
+    written_bytes: float
+    endurance_share: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What will happen with a model on a machine. Everything is predicted; nothing has run.
+
+    Attributes:
+        query: what was asked.
+        candidate: the plan and its simulated step.
+        needs: memory and disk by purpose.
+        measured: whether computation's times were measured with this model's own units.
+        compute_roof: tokens per second if a step were computation and nothing else.
+        helps: what would make it faster, most first.
+    """
+
+    query: PlanQuery
+    candidate: Candidate
+    needs: Needs
+    measured: bool
+    compute_roof: float
+    helps: tuple[Help, ...] = ()
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of a step."""
+        batch = self.candidate.case.batch
+        return batch.micro_batches * batch.rows * batch.tokens
+
+    @property
+    def busy(self) -> dict[str, float]:
+        """Share of the step in which each resource works; both directions of the disks are one more."""
+        step = self.candidate.step
+        shares = {str(resource): share for resource, share in step.busy_shares.items()}
+        return {**shares, "disk": step.disk_busy / step.seconds}
+
+    @property
+    def bottleneck(self) -> str:
+        """The resource that is busy for longest."""
+        whole = ("compute", "disk", "h2d", "d2h", "cpu")
+        return max(whole, key=lambda name: self.busy[name])
+
+    def budget(self, tokens: float) -> Budget:
+        """What training on ``tokens`` takes."""
+        machine, step = self.query.hardware, self.candidate.step
+        steps = tokens / self.tokens_per_step
+        seconds = steps * step.seconds
+        endurance = [disk.endurance for disk in machine.disks]
+        written = steps * step.ssd_written_bytes
+        known = None not in endurance
+        return Budget(
+            tokens=tokens,
+            steps=steps,
+            days=seconds / DAY_SECONDS,
+            kilowatt_hours=None if machine.watts is None else machine.watts * seconds / 3.6e6,
+            written_bytes=written,
+            endurance_share=written / sum(one for one in endurance if one is not None) if known else None,
+        )
+
+    def as_json(self, tokens: float | None = None) -> dict[str, Any]:
+        """The forecast as plain data; rates in bytes or tokens per second.
+
+        Args:
+            tokens: a budget to add.
+        """
+        case, step, limits = self.candidate.case, self.candidate.step, self.query.limits
+        found: dict[str, Any] = {
+            "predicted": True,
+            "model": self.query.workload.name,
+            "parameters": self.query.workload.parameters,
+            "dtype": self.query.workload.dtype,
+            "machine": self.query.hardware.name,
+            "schedule": self.query.schedule,
+            "computation_measured": self.measured,
+            "batch": {
+                "micro_batches": case.batch.micro_batches,
+                "rows": case.batch.rows,
+                "tokens": case.batch.tokens,
+                "sequences": case.batch.micro_batches * case.batch.rows,
+                "tokens_per_step": self.tokens_per_step,
+            },
+            "layers_per_unit": case.layers_per_unit,
+            "choices": asdict(case.choices),
+            "step_seconds": step.seconds,
+            "tokens_per_second": self.candidate.tokens_per_second,
+            "model_flops_per_second": self.query.workload.model_flops_per_token(self.query.tokens)
+            * self.candidate.tokens_per_second,
+            "roofline": {
+                "step_seconds": self.candidate.least_seconds,
+                "compute_tokens_per_second": self.compute_roof,
+            },
+            "bottleneck": self.bottleneck,
+            "busy": self.busy,
+            "ssd_read_bytes": step.ssd_read_bytes,
+            "ssd_written_bytes": step.ssd_written_bytes,
+            "host_memory": _tier(self.needs.host, limits.host),
+            "device_memory": _tier(self.needs.device, limits.device),
+            "disk": _tier(self.needs.disk, limits.disk),
+            "would_help": [asdict(help_) for help_ in self.helps],
+        }
+        if tokens is not None:
+            found["budget"] = asdict(self.budget(tokens))
+        return found
+
+
+def _tier(purposes: dict[str, int], limit: int | None) -> dict[str, Any]:
+    return {"needed_bytes": sum(purposes.values()), "limit_bytes": limit, "by_purpose": purposes}
+
+
+def forecast(query: PlanQuery, *, helps: bool = True) -> Forecast:
+    """Find a plan and say what it will do.
+
+    Args:
+        query: what is asked.
+        helps: whether to find out what would make it faster.
+
+    Raises:
+        MemoryBudgetError, StorageError: nothing fits.
+    """
+    return describe(query, search(query), helps=helps)
+
+
+def describe(query: PlanQuery, candidate: Candidate, *, helps: bool = False) -> Forecast:
+    """What a plan that was already found will do."""
+    case = candidate.case
+    return Forecast(
+        query=query,
+        candidate=candidate,
+        needs=case.needs(query),
+        measured=measured_times(query.hardware, query.workload, case.batch) is not None,
+        compute_roof=compute_roof(query, case.batch),
+        helps=tuple(what_would_help(query, candidate)) if helps else (),
+    )
+
+
+def what_would_help(query: PlanQuery, candidate: Candidate) -> list[Help]:
+    """What each resource, doubled, would do to the same batch, the most first; what does nothing is left out."""
+    changes: list[tuple[str, Callable[[Hardware], Hardware]]] = [
+        ("disks twice as fast", _faster_disks),
+        ("computation twice as fast", _faster_compute),
+        ("an optimizer twice as fast", lambda machine: machine.model_copy(update={"optimizer": 2 * machine.optimizer})),
+        ("twice the host memory", lambda machine: machine.model_copy(update={"host_memory": 2 * machine.host_memory})),
+    ]
+    if query.hardware.separate_device:
+        changes.append(("copies to and from the device twice as fast", _faster_copies))
+    found = []
+    for change, make in changes:
+        other = replace(query, hardware=make(query.hardware))
+        cases = [candidate.case, *_replaced(other, candidate.case)]
+        fastest = max(simulate_case(case, other).tokens_per_second for case in cases)
+        found.append(Help(change=change, speedup=fastest / candidate.tokens_per_second))
+    useful = [help_ for help_ in found if help_.speedup > 1.01]
+    return sorted(useful, key=lambda help_: help_.speedup, reverse=True)
+
+
+def _replaced(query: PlanQuery, case: Case) -> list[Case]:
+    """The best placement of the same batch, α and unit size on another machine."""
+    fixed = replace(query, gradients=case.choices.gradients)
+    return Placer(fixed).cases(case.batch, case.choices.delayed_share, case.layers_per_unit)[:1]
+
+
+def _faster_disks(machine: Hardware) -> Hardware:
+    def twice(disk: Disk) -> Disk:
+        rates = ("read", "write", "mixed_read", "mixed_write")
+        return disk.model_copy(update={name: 2 * getattr(disk, name) for name in rates})
+
+    together = None if machine.together is None else twice(machine.together)
+    return machine.model_copy(update={"disks": tuple(map(twice, machine.disks)), "together": together})
+
+
+def _faster_compute(machine: Hardware) -> Hardware:
+    def twice(rates: ComputeRates) -> ComputeRates:
+        return rates.model_copy(update={"matrix": 2 * rates.matrix})
+
+    names = (
+        "embedding_forward",
+        "embedding_backward",
+        "layer_forward",
+        "layer_backward",
+        "head_forward",
+        "head_backward",
+    )
+    times = tuple(
+        times.model_copy(update={name: getattr(times, name) / 2 for name in names}) for times in machine.layer_times
+    )
+    rates = {dtype: twice(one) for dtype, one in machine.compute.items()}
+    return machine.model_copy(
+        update={"compute": rates, "layer_times": times, "compute_memory": 2 * machine.compute_memory}
+    )
+
+
+def _faster_copies(machine: Hardware) -> Hardware:
+    return machine.model_copy(update={name: 2 * (getattr(machine, name) or 1.0) for name in ("h2d", "d2h")})
+
+
+SHOWN_RESOURCES = {
+    "compute": "computation",
+    "disk": "the disks",
+    "h2d": "copies to the device",
+    "d2h": "copies from the device",
+    "cpu": "the optimizer and copies on the host",
+}
+"""How a person reads a bottleneck."""
+_TIERS = {Tier.DEVICE: "device memory", Tier.HOST: "host memory", Tier.SSD: "SSD"}
+
+
+def where(tier: Tier) -> str:
+    """What a person calls a tier."""
+    return _TIERS[tier]

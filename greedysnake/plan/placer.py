@@ -1,0 +1,228 @@
+"""The linear program for one query: cached sizes, given shares, and whole choices out of its solutions."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from math import ceil, floor
+
+from greedysnake.plan.activations import BatchShape
+from greedysnake.plan.costs import StepCosts
+from greedysnake.plan.memory import Needs, step_needs
+from greedysnake.plan.program import Placement, phase_work, solve, space_rows, step_totals
+from greedysnake.plan.query import NARROW, WIDE, Case, PlanQuery, over, with_slots
+from greedysnake.schedule import Choices, StepShape, Tier
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Frame:
+    """What placements of one batch and unit size have in common, whatever α is."""
+
+    shape: StepShape
+    costs: StepCosts
+    needs: tuple[Needs, ...]  # with wide and with narrow buffers
+
+
+class Placer:
+    """Solves the linear program for one query.
+
+    Args:
+        query: what is asked.
+    """
+
+    def __init__(self, query: PlanQuery) -> None:
+        self._query = query
+        self._frames: dict[tuple[BatchShape, int], _Frame] = {}
+        self._cases: dict[tuple[BatchShape, float, int], list[Case]] = {}
+
+    def place(self, batch: BatchShape, alpha: float, layers_per_unit: int, fixed: dict[str, float]) -> Placement | None:
+        """The shares that make a step shortest; with narrow buffers if wide ones leave no room.
+
+        Args:
+            batch: sizes of the batch.
+            alpha: the delayed share.
+            layers_per_unit: decoder layers of a unit.
+            fixed: shares that are given (:meth:`fixed_shares`).
+        """
+        query, key = self._query, (batch, layers_per_unit)
+        if key not in self._frames:
+            self._frames[key] = self._frame(batch, layers_per_unit)
+        frame, separate = self._frames[key], query.hardware.separate_device
+        waits = query.clipping and alpha < 1
+        work = phase_work(frame.shape, frame.costs, delayed_share=alpha, wait_for_norm=waits, separate_device=separate)
+        for needs in frame.needs:
+            rows = space_rows(
+                frame.shape,
+                needs,
+                query.limits,
+                delayed_share=alpha,
+                wait_for_norm=waits,
+                separate_device=separate,
+            )
+            placement = solve(work, frame.costs, rows, fixed)
+            if placement is not None:
+                return placement
+        return None
+
+    def _frame(self, batch: BatchShape, layers_per_unit: int) -> _Frame:
+        query = self._query
+        # totals are the same for any number of chunks, so a single one will do
+        shape = query.workload.step_shape(
+            batch, layers_per_unit=layers_per_unit, chunks_per_unit=1, split_master=query.split_master
+        )
+        least = Choices(separate_device=query.hardware.separate_device, boundaries_on_ssd=1.0, gradients=Tier.SSD)
+        case = Case(batch=batch, layers_per_unit=layers_per_unit, choices=least)
+        computing = case.computing_bytes(query)
+        return _Frame(
+            shape=shape,
+            costs=case.costs(query),
+            needs=tuple(
+                step_needs(
+                    query.workload,
+                    shape,
+                    with_slots(least, slots),
+                    computing=computing,
+                    slots=2 if query.second_slot else 1,
+                )
+                for slots in (WIDE, NARROW)
+            ),
+        )
+
+    def fixed_shares(self) -> dict[str, float]:
+        """What of the program's shares the query gives."""
+        query = self._query
+        fixed = {
+            name: getattr(query, name)
+            for name in ("resident_weights", "resident_state")
+            if getattr(query, name) is not None
+        }
+        if not query.hardware.separate_device:
+            fixed["boundaries_device"] = 0.0
+        elif query.boundaries_on_device is not None:
+            fixed["boundaries_device"] = query.boundaries_on_device
+        if query.boundaries_on_ssd is not None:
+            fixed["boundaries_ssd"] = query.boundaries_on_ssd
+        if query.gradients is not None:
+            fixed["gradients_host"] = float(query.gradients == Tier.HOST)
+        return fixed
+
+    def cases(self, batch: BatchShape, alpha: float, layers_per_unit: int) -> list[Case]:
+        """Whole choices for a batch, α and unit size: several ways to use host memory, the shortest first."""
+        key = (batch, alpha, layers_per_unit)
+        if key not in self._cases:
+            self._cases[key] = self._find_cases(batch, alpha, layers_per_unit)
+        return self._cases[key]
+
+    def _find_cases(self, batch: BatchShape, alpha: float, layers_per_unit: int) -> list[Case]:
+        found: list[tuple[float, int, Case]] = []
+        for fixed in self._variants(alpha):
+            placement = self.place(batch, alpha, layers_per_unit, fixed)
+            if placement is None:
+                continue
+            choices = Choices(
+                delayed_share=alpha,
+                wait_for_norm=self._query.clipping and alpha < 1,
+                separate_device=self._query.hardware.separate_device,
+                boundaries_on_device=_whole(placement.boundaries_device),
+                boundaries_on_ssd=_whole(max(0.0, 1 - placement.boundaries_device - placement.boundaries_host)),
+                gradients=Tier.HOST if fixed["gradients_host"] else Tier.SSD,
+                resident_weights=placement.resident_weights,
+                resident_state=placement.resident_state,
+            )
+            for slots in (WIDE, NARROW):
+                case = Case(batch=batch, layers_per_unit=layers_per_unit, choices=with_slots(choices, slots))
+                fitted = self.fit_shares(case)
+                if fitted is not None:
+                    found.append((placement.seconds, len(found), fitted))
+                    break
+        cases = [case for _, _, case in sorted(found, key=lambda entry: entry[:2])]
+        return list(dict.fromkeys(cases))
+
+    def _variants(self, alpha: float) -> Iterator[dict[str, float]]:
+        """Shares to give the program, which should not decide everything alone: where gradients wait, and boundaries.
+
+        In the backward, reads of boundaries wait behind reads of state, which the program does not know: so none on
+        SSD, or, with nothing else in host memory, as few as must be, or as many as the program likes.
+        """
+        query = self._query
+        gradients = [query.gradients] if query.gradients else [Tier.HOST, Tier.SSD]
+        if alpha == 0 and not query.clipping and not query.gradients:
+            gradients = [Tier.HOST]  # none are held
+        boundaries = [{"boundaries_ssd": 0.0}, {"resident_weights": 0.0, "resident_state": 0.0}, {}]
+        for shares, tier in product(boundaries, gradients):
+            yield {**shares, "gradients_host": float(tier == Tier.HOST), **self.fixed_shares()}
+
+    def fit_shares(self, case: Case) -> Case | None:
+        """The case with shares of whole units and chunks that fit; None if it does not fit at all.
+
+        What is resident gives way first, state before weights as it saves less for its bytes; then boundaries leave
+        the device for host memory, and host memory for SSD.
+        """
+        query, shape = self._query, case.shape(self._query)
+        leaving = max(1, len(shape.units) - 2)
+        steps = {"resident_state": max(len(unit.chunks) for unit in shape.units), "resident_weights": len(shape.units)}
+        given = {name for name in steps if getattr(query, name) is not None}
+        for name in steps.keys() - given:
+            share = floor(getattr(case.choices, name) * steps[name] + 1e-6) / steps[name]
+            case = case.with_choices(**{name: share})
+        on_device, on_ssd = case.choices.boundaries_on_device, case.choices.boundaries_on_ssd
+        if query.boundaries_on_device is None:
+            on_device = floor(on_device * leaving + 1e-6) / leaving
+        if query.boundaries_on_ssd is None:
+            on_ssd = min(ceil(on_ssd * leaving - 1e-6) / leaving, 1 - on_device)
+        case = case.with_choices(boundaries_on_device=on_device, boundaries_on_ssd=on_ssd)
+
+        sizes = step_totals(shape, updates_in_backward=True)
+        unit_bytes = sizes.boundaries / leaving
+        step_bytes = {name: getattr(sizes, name.removeprefix("resident_")) / count for name, count in steps.items()}
+        movable = [name for name in steps if name not in given]
+        while short := over(case.needs(query), query.limits):
+            choices = case.choices
+            resident = next((name for name in movable if getattr(choices, name) > 0), None)
+            if Tier.DEVICE in short and query.boundaries_on_device is None and choices.boundaries_on_device > 0:
+                units = max(1, ceil(short[Tier.DEVICE] / unit_bytes))
+                share = max(0.0, choices.boundaries_on_device - units / leaving)
+                case = case.with_choices(boundaries_on_device=_whole(share))
+            elif Tier.HOST in short and resident is not None:
+                fewer = max(1, floor(short[Tier.HOST] / step_bytes[resident]))
+                share = max(0, round(getattr(choices, resident) * steps[resident]) - fewer) / steps[resident]
+                case = case.with_choices(**{resident: share})
+            elif Tier.HOST in short and query.boundaries_on_ssd is None and _in_host(choices) > 1e-6:
+                units = max(1, floor(short[Tier.HOST] / unit_bytes))
+                share = min(1 - choices.boundaries_on_device, choices.boundaries_on_ssd + units / leaving)
+                case = case.with_choices(boundaries_on_ssd=share)
+            else:
+                return None
+        return case
+
+    def likely(self, batch: BatchShape, alpha: float, layers_per_unit: int) -> list[Case]:
+        """The case with the fewest boundaries on SSD, and the shortest by the program."""
+        cases = self.cases(batch, alpha, layers_per_unit)
+        fewest = min(cases, key=lambda case: case.choices.boundaries_on_ssd, default=None)
+        return list(dict.fromkeys([*([fewest] if fewest else []), *cases[:1]]))
+
+    def neighbours(self, case: Case, alphas: tuple[float, ...], unit_sizes: tuple[int, ...]) -> Iterator[Case]:
+        """Cases that differ in one choice: α by one of ``alphas``, the unit size, or the number of buffers."""
+        query = self._query
+        if query.delayed_share is None:
+            for step in alphas:
+                alpha = round(case.choices.delayed_share + step, 2)
+                if 0 <= alpha <= 1:
+                    yield from self.likely(case.batch, alpha, case.layers_per_unit)
+        if query.layers_per_unit is None:
+            for size in unit_sizes:
+                if size != case.layers_per_unit and size <= query.workload.layers:
+                    yield from self.likely(case.batch, case.choices.delayed_share, size)
+        for slots in (WIDE, NARROW):
+            other = self.fit_shares(replace(case, choices=with_slots(case.choices, slots)))
+            if other is not None:
+                yield other
+
+
+def _in_host(choices: Choices) -> float:
+    """Share of the boundaries that waits in host memory."""
+    return 1 - choices.boundaries_on_device - choices.boundaries_on_ssd
+
+
+def _whole(share: float) -> float:
+    """A share without the solver's rounding errors."""
+    return min(1.0, max(0.0, round(share, 6)))

@@ -1,0 +1,242 @@
+"""What a machine computes: matrix products, the units of a model, the optimizer, copies."""
+
+import copy
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from greedysnake.engine.devices import Device
+from greedysnake.models.layout import Chunk, Piece
+from greedysnake.models.skeleton import Skeleton, build_skeleton
+from greedysnake.models.streaming import StreamedModel
+from greedysnake.optim import AdamW, ChunkUpdater, UpdateScalars
+from greedysnake.plan.hardware import LayerTimes, SharedCores
+from greedysnake.plan.workload import DTYPES
+
+_CHUNK_ELEMENTS = 4 * 2**20
+_COPY_BYTES = 256 * 2**20
+
+
+def seconds_of(work: Callable[[], object], *, least_seconds: float = 0.5, least_runs: int = 3) -> float:
+    """Median seconds of some runs of ``work``, after one that does not count."""
+    work()
+    runs: list[float] = []
+    while len(runs) < least_runs or sum(runs) < least_seconds:
+        start = time.perf_counter()
+        work()
+        runs.append(time.perf_counter() - start)
+    return statistics.median(runs)
+
+
+def matrix_rate(device: Device, dtype: torch.dtype, size: int) -> float:
+    """Floating-point operations per second of a product of two square matrices.
+
+    Args:
+        device: where.
+        dtype: of the matrices.
+        size: rows and columns.
+    """
+    left, right = (torch.randn(size, size, device=device.torch_device).to(dtype) for _ in range(2))
+
+    def product() -> None:
+        torch.matmul(left, right)
+        device.synchronize()
+
+    return 2 * size**3 / seconds_of(product)
+
+
+def copy_rate() -> float:
+    """Bytes per second copied within host memory, by one thread as the executor's copies are."""
+    source, target = (torch.ones(_COPY_BYTES, dtype=torch.uint8) for _ in range(2))
+    with one_thread():
+        return _COPY_BYTES / seconds_of(lambda: target.copy_(source))
+
+
+def device_rates(device: Device) -> tuple[float, float]:
+    """Bytes per second to and from a separate device."""
+    host, memory = torch.ones(_COPY_BYTES, dtype=torch.uint8), device.allocate(_COPY_BYTES)
+    device.prepare_host(host)
+    to = _COPY_BYTES / seconds_of(lambda: device.copy(memory, host))
+    back = _COPY_BYTES / seconds_of(lambda: device.copy(host, memory))
+    return to, back
+
+
+def memory_rate(device: Device) -> float:
+    """Bytes per second of traffic with the memory that computation uses: a copy reads and writes."""
+    source, target = (torch.ones(_COPY_BYTES // 4, device=device.torch_device) for _ in range(2))
+
+    def move() -> None:
+        target.copy_(source)
+        device.synchronize()
+
+    return 2 * _COPY_BYTES / seconds_of(move)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread for torch, as the executor gives the optimizer and copies."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+class OptimizerWork:
+    """One chunk's update, over and over.
+
+    Args:
+        dtype: of the weights.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        count = _CHUNK_ELEMENTS
+        pieces = (Piece(start=0, elements=count, decay=True),)
+        self._chunk = Chunk(dtype=dtype, elements=count, weight_offset=0, gradient_offset=0, pieces=pieces)
+        self._updater = ChunkUpdater(AdamW(lr=1e-5), count)
+        self._weights = torch.zeros(self._chunk.weight_bytes, dtype=torch.uint8)
+        self._state = torch.zeros(self._chunk.state_bytes, dtype=torch.uint8)
+        self._gradient = torch.full((count,), 1e-3)
+
+    def update(self) -> None:
+        """Update the chunk."""
+        scalars = UpdateScalars(lr=1e-5, number=1, clip=1.0)
+        self._updater.update(self._chunk, self._weights, self._state, self._gradient, scalars)
+
+    def rate(self) -> float:
+        """Parameters per second, on one thread."""
+        with one_thread():
+            return _CHUNK_ELEMENTS / seconds_of(self.update)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerProbe:
+    """A model of one decoder layer, alive in memory."""
+
+    skeleton: Skeleton
+    model: StreamedModel
+    weights: list[Tensor]
+    gradients: list[Tensor]
+    rows: int
+    tokens: int
+    device: Device
+
+
+def one_layer(config: PretrainedConfig) -> PretrainedConfig:
+    """The config with a single decoder layer."""
+    config = copy.deepcopy(config)
+    text = config.get_text_config()
+    text.num_hidden_layers = 1
+    for name in ("layer_types", "mlp_layer_types"):
+        if isinstance(getattr(text, name, None), list):
+            setattr(text, name, getattr(text, name)[:1])
+    return config
+
+
+def make_layer_probe(config: PretrainedConfig, dtype: str, rows: int, tokens: int, device: Device) -> LayerProbe:
+    """Build the model with one layer and random weights.
+
+    Args:
+        config: of the whole model.
+        dtype: of its weights.
+        rows, tokens: of a micro-batch.
+        device: where to compute.
+    """
+    skeleton = build_skeleton(one_layer(config), dtype=DTYPES[dtype])
+    weights, gradients = [], []
+    for layout in skeleton.layouts:
+        memory = device.allocate(layout.weight_bytes)
+        for slot in layout.parameters:
+            slot.weight(memory).normal_(0, 0.02)
+        weights.append(memory)
+        gradients.append(device.allocate(4 * layout.gradient_elements).zero_().view(torch.float32))
+    model = StreamedModel(skeleton, 0, device.torch_device)
+    return LayerProbe(
+        skeleton=skeleton, model=model, weights=weights, gradients=gradients, rows=rows, tokens=tokens, device=device
+    )
+
+
+def _pass(probe: LayerProbe, times: dict[str, list[float]]) -> None:
+    """One micro-batch forward and backward, each part timed."""
+    skeleton, model = probe.skeleton, probe.model
+    vocabulary = int(skeleton.model.config.get_text_config().vocab_size)
+    ids = torch.randint(0, vocabulary, (probe.rows, probe.tokens))
+    model.begin([{"input_ids": ids, "labels": ids}], step=0, target_tokens=ids.numel())
+    head, tied = len(skeleton.layouts) - 1, skeleton.structure.tied
+
+    def timed(name: str, units: list[int], work: Callable[[], object], *, gradients: bool) -> None:
+        start = time.perf_counter()
+        for unit in units:
+            skeleton.attach(unit, probe.weights[unit], probe.gradients[unit] if gradients else None)
+        work()
+        for unit in units:
+            skeleton.detach(unit)
+        probe.device.synchronize()
+        times.setdefault(name, []).append(time.perf_counter() - start)
+
+    timed("embedding_forward", [0], lambda: model.forward(0, 0, probe.weights[0]), gradients=False)
+    timed("layer_forward", [1], lambda: model.forward(1, 0, probe.weights[1]), gradients=False)
+    timed("head_backward", [head, 0] if tied else [head], lambda: model.head(0), gradients=True)
+    timed("layer_backward", [1], lambda: model.backward(1, 0, probe.weights[1]), gradients=True)
+    timed("embedding_backward", [0], lambda: model.backward(0, 0, probe.weights[0]), gradients=True)
+
+
+def layer_times(probe: LayerProbe, dtype: str, *, seconds: float) -> LayerTimes:
+    """Median times of embedding, layer and head for one micro-batch."""
+    _pass(probe, {})
+    times: dict[str, list[float]] = {}
+    start = time.perf_counter()
+    while len(times.get("layer_forward", ())) < 3 or time.perf_counter() - start < seconds:
+        _pass(probe, times)
+    found = {name: statistics.median(values) for name, values in times.items()}
+    config = probe.skeleton.model.config.get_text_config()
+    return LayerTimes(
+        layer_parameters=sum(slot.elements for slot in probe.skeleton.layouts[1].parameters),
+        hidden=int(config.hidden_size),
+        vocabulary=int(config.vocab_size),
+        dtype=dtype,  # type: ignore[arg-type]  # checked by pydantic
+        rows=probe.rows,
+        tokens=probe.tokens,
+        head_forward=found["head_backward"] / 3,
+        **found,
+    )
+
+
+def shared_cores(
+    probe: LayerProbe, optimizer: OptimizerWork, alone: LayerTimes, optimizer_rate: float, *, seconds: float
+) -> SharedCores:
+    """How much computation and optimizer slow each other down while both run."""
+    updates, stop = 0, threading.Event()
+
+    def update() -> None:
+        nonlocal updates
+        torch.set_num_threads(1)
+        while not stop.is_set():
+            optimizer.update()
+            updates += 1
+
+    threads = torch.get_num_threads()
+    worker = threading.Thread(target=update)
+    times: dict[str, list[float]] = {}
+    start = time.perf_counter()
+    worker.start()
+    try:
+        while len(times.get("layer_forward", ())) < 3 or time.perf_counter() - start < seconds:
+            _pass(probe, times)
+    finally:
+        stop.set()
+        worker.join()
+        torch.set_num_threads(threads)
+    took = time.perf_counter() - start
+    together = statistics.median(times["layer_forward"]) + statistics.median(times["layer_backward"])
+    compute = (alone.layer_forward + alone.layer_backward) / together
+    cpu = updates * _CHUNK_ELEMENTS / took / optimizer_rate
+    return SharedCores(compute=min(1.0, compute), cpu=min(1.0, cpu))

@@ -1,0 +1,168 @@
+"""What a person asks of the planner, and one way in which a step could be done."""
+
+from dataclasses import dataclass, replace
+
+from greedysnake.plan.activations import BatchShape
+from greedysnake.plan.costs import StepCosts
+from greedysnake.plan.hardware import Hardware
+from greedysnake.plan.memory import Needs, step_needs
+from greedysnake.plan.program import Limits
+from greedysnake.plan.simulate import Simulation, simulate
+from greedysnake.plan.step_costs import least_seconds, step_costs
+from greedysnake.plan.workload import Workload
+from greedysnake.schedule import BUILDERS, Choices, StepShape, Tier
+
+WIDE = Choices(weight_slots=3, gradient_slots=2, state_slots=4)
+"""Buffers for one unit in use, one arriving, one leaving; a gradient in use and one that is being applied."""
+NARROW = Choices(weight_slots=2, gradient_slots=1, state_slots=2)
+"""The least: little overlaps, but it runs."""
+SIMULATED_CHUNKS = 1600
+"""Optimizer chunks of all units that a simulated step has at most; larger models' chunks go in bundles."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanQuery:
+    """A model, a machine, a batch, and what of the plan is fixed by hand; None leaves it to the planner.
+
+    Attributes:
+        workload: the model.
+        hardware: the machine.
+        tokens: of a sequence, T.
+        sequences: in a step; None: the fewest that come close to what any number could reach.
+        micro_batches: M.
+        rows: sequences of a micro-batch, B.
+        layers_per_unit: decoder layers loaded and computed as one.
+        delayed_share: α.
+        boundaries_on_device, boundaries_on_ssd: shares of the boundaries that wait there; the rest is in host memory.
+        gradients: tier of those that wait for their update.
+        resident_weights, resident_state: shares that stay in host memory.
+        clipping: whether the gradient's norm is limited, so that updates wait for it.
+        split_master: whether a 16-bit weight is the upper half of its master.
+        second_slot: whether the disks hold what is committed beside what is written.
+        schedule: order of units and micro-batches.
+    """
+
+    workload: Workload
+    hardware: Hardware
+    tokens: int
+    sequences: int | None = None
+    micro_batches: int | None = None
+    rows: int | None = None
+    layers_per_unit: int | None = None
+    delayed_share: float | None = None
+    boundaries_on_device: float | None = None
+    boundaries_on_ssd: float | None = None
+    gradients: Tier | None = None
+    resident_weights: float | None = None
+    resident_state: float | None = None
+    clipping: bool = True
+    split_master: bool = True
+    second_slot: bool = True
+    schedule: str = "vertical"
+
+    @property
+    def limits(self) -> Limits:
+        """What the plan may take."""
+        machine = self.hardware
+        return Limits(host=machine.host_memory, device=machine.device_memory, disk=machine.disk_capacity)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A batch, a unit size and the choices of a schedule: all that it takes to build and simulate a step."""
+
+    batch: BatchShape
+    layers_per_unit: int
+    choices: Choices
+
+    def shape(self, query: PlanQuery) -> StepShape:
+        """Sizes of its schedule."""
+        units = -(-query.workload.layers // self.layers_per_unit) + 2
+        return query.workload.step_shape(
+            self.batch,
+            layers_per_unit=self.layers_per_unit,
+            chunks_per_unit=max(8, SIMULATED_CHUNKS // units),
+            split_master=query.split_master,
+        )
+
+    def needs(self, query: PlanQuery) -> Needs:
+        """Memory and disk that it takes."""
+        return step_needs(
+            query.workload,
+            self.shape(query),
+            self.choices,
+            computing=self.computing_bytes(query),
+            slots=2 if query.second_slot else 1,
+            holds_all=query.schedule == "horizontal" and self.batch.micro_batches > 1,
+        )
+
+    def computing_bytes(self, query: PlanQuery) -> int:
+        """Memory that torch needs besides the schedule's buffers."""
+        return query.workload.computing_bytes(
+            self.batch, layers_per_unit=self.layers_per_unit, separate_device=self.choices.separate_device
+        )
+
+    def costs(self, query: PlanQuery) -> StepCosts:
+        """Costs of its operations."""
+        return step_costs(query.hardware, query.workload, self.batch, layers_per_unit=self.layers_per_unit)
+
+    def with_choices(self, **changes: object) -> "Case":
+        """The same with some choices changed."""
+        return replace(self, choices=replace(self.choices, **changes))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A case that fits, simulated.
+
+    Attributes:
+        case: what was simulated.
+        step: a step in the middle of a run, with updates pending from the one before.
+        least_seconds: the roofline of its operations.
+    """
+
+    case: Case
+    step: Simulation
+    least_seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of a step by its seconds."""
+        batch = self.case.batch
+        return batch.micro_batches * batch.rows * batch.tokens / self.step.seconds
+
+
+def with_slots(choices: Choices, slots: Choices) -> Choices:
+    """``choices`` with as many buffers of each kind as ``slots`` has."""
+    return replace(
+        choices,
+        weight_slots=slots.weight_slots,
+        gradient_slots=slots.gradient_slots,
+        state_slots=slots.state_slots,
+    )
+
+
+def fits(needs: Needs, limits: Limits) -> bool:
+    """Whether everything has its place."""
+    return not over(needs, limits)
+
+
+def over(needs: Needs, limits: Limits) -> dict[Tier, int]:
+    """Bytes by which needs exceed limits, for each tier in which they do."""
+    allowed = {Tier.HOST: limits.host, Tier.DEVICE: limits.device, Tier.SSD: limits.disk}
+    return {
+        tier: needs.total(tier) - limit
+        for tier, limit in allowed.items()
+        if limit is not None and needs.total(tier) > limit
+    }
+
+
+def simulate_case(case: Case, query: PlanQuery) -> Candidate:
+    """Build the case's schedule and run it on the query's machine."""
+    shape, costs = case.shape(query), case.costs(query)
+    schedule = BUILDERS[query.schedule](shape, case.choices, pending=case.choices.delayed_share > 0)
+    return Candidate(
+        case=case,
+        step=simulate(schedule, shape, costs),
+        least_seconds=least_seconds(schedule, shape, costs),
+    )

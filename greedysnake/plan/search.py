@@ -1,0 +1,209 @@
+"""The search for a plan: a linear program for each batch and α, then simulation of the best.
+
+The program is a lower bound that ignores the filling and draining of the pipeline and who waits behind whom in
+a queue, so its winner and those near it are simulated, and what counts is the simulated step.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby, product
+
+from greedysnake.plan.activations import BatchShape
+from greedysnake.plan.failure import nothing_fits
+from greedysnake.plan.placer import Placer
+from greedysnake.plan.program import Placement
+from greedysnake.plan.query import Candidate, Case, PlanQuery, fits, simulate_case
+from greedysnake.plan.step_costs import unit_seconds
+
+_MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+_ROWS = (1, 2, 4, 8)
+_MOST_ROWS = 64
+_UNIT_SIZES = (1, 2, 4)
+_SATURATED = 0.97
+"""A batch is large enough when it reaches this share of what the largest one would."""
+_ALPHAS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1.0)
+_ALPHA_STEPS = (-0.05, 0.05, -0.15, 0.15)
+_NEAR = 1.05
+"""Placements within this factor of the shortest are simulated too."""
+_MUCH_SLOWER = 0.9
+SIMULATED_OPERATIONS = 200_000
+"""After which no further near winner is simulated: a few seconds' work, and the same plan on any machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Bound:
+    """The program's answer for one batch and α."""
+
+    batch: BatchShape
+    delayed_share: float
+    placement: Placement
+
+    @property
+    def sequences(self) -> int:
+        return self.batch.micro_batches * self.batch.rows
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.sequences * self.batch.tokens / self.placement.seconds
+
+
+def search(query: PlanQuery) -> Candidate:
+    """The plan with the most tokens per second, simulated.
+
+    With a free batch, the smallest that comes close to what any batch could reach.
+
+    Raises:
+        MemoryBudgetError: no plan fits in memory; with what is short, by how much, and what to change.
+        StorageError: none fits on the disks.
+    """
+    placer, trials = Placer(query), Trials(query)
+    bounds = _bounds(query, placer)
+    if not bounds:
+        raise nothing_fits(query, batches(query))
+    roof = max(bound.tokens_per_second for bound in bounds)
+    sizes = [
+        list(group)
+        for _, group in groupby(sorted(bounds, key=lambda bound: bound.sequences), key=lambda bound: bound.sequences)
+    ]
+    close = [size for size in sizes if max(bound.tokens_per_second for bound in size) >= _SATURATED * roof]
+    best: Candidate | None = None
+    for size in close:
+        found = _simulate_near(query, placer, size, trials)
+        if found is None:
+            continue
+        if best is None or found.tokens_per_second * _SATURATED > best.tokens_per_second:
+            best = found
+        if best.tokens_per_second >= _SATURATED**2 * roof or trials.spent:
+            break
+    if best is None:
+        raise nothing_fits(query, batches(query))
+    return best
+
+
+def batches(query: PlanQuery) -> Iterator[BatchShape]:
+    """Batches to look at."""
+    if query.sequences is not None:
+        most = min(query.sequences, _MOST_ROWS)
+        for rows in [query.rows] if query.rows else range(1, most + 1):
+            micro_batches, rest = divmod(query.sequences, rows)
+            if not rest and query.micro_batches in (None, micro_batches):
+                yield BatchShape(micro_batches=micro_batches, rows=rows, tokens=query.tokens)
+        return
+    for rows, micro_batches in product(
+        [query.rows or enough_rows(query)], [query.micro_batches] if query.micro_batches else _MICRO_BATCHES
+    ):
+        yield BatchShape(micro_batches=micro_batches, rows=rows, tokens=query.tokens)
+
+
+def enough_rows(query: PlanQuery) -> int:
+    """The smallest micro-batch that computes nearly as fast as a larger one, if it fits on the device."""
+    roofs = {}
+    for rows in _ROWS:
+        batch = BatchShape(micro_batches=1, rows=rows, tokens=query.tokens)
+        computing = query.workload.computing_bytes(batch, separate_device=query.hardware.separate_device)
+        room = query.limits.device if query.limits.device is not None else query.limits.host
+        if computing < room / 2 or rows == 1:
+            roofs[rows] = compute_roof(query, batch)
+    return next(rows for rows, roof in roofs.items() if roof >= _SATURATED * max(roofs.values()))
+
+
+def _bounds(query: PlanQuery, placer: Placer) -> list[_Bound]:
+    """The best placement for each batch and α, without a decision between tiers for what cannot be split.
+
+    Batches come in order of size, and those too large to be any better than what was found are left out.
+    """
+    alphas: Iterable[float] = _ALPHAS if query.delayed_share is None else (query.delayed_share,)
+    bounds: list[_Bound] = []
+    best, enough = 0.0, None
+    for batch in sorted(batches(query), key=lambda batch: (batch.micro_batches * batch.rows, batch.rows)):
+        sequences = batch.micro_batches * batch.rows
+        if enough is not None and sequences > 2 * enough:
+            break  # twice as large, so that there is something to choose if simulation is less kind
+        for alpha in alphas:
+            placement = placer.place(batch, alpha, query.layers_per_unit or 1, placer.fixed_shares())
+            if placement is not None:
+                bounds.append(_Bound(batch=batch, delayed_share=alpha, placement=placement))
+                best = max(best, bounds[-1].tokens_per_second)
+        if enough is None and best >= 0.99 * compute_roof(query, batch):
+            enough = sequences
+    return bounds
+
+
+def compute_roof(query: PlanQuery, batch: BatchShape) -> float:
+    """Tokens per second if a step were computation and nothing else."""
+    units = unit_seconds(query.hardware, query.workload, batch)
+    overhead = 2 * len(units) * query.hardware.operation_seconds
+    seconds = sum(unit.forward for unit in units[:-1]) + sum(unit.backward for unit in units) + overhead
+    return batch.rows * batch.tokens / seconds
+
+
+class Trials:
+    """Simulated cases, as many as there are operations to spend on them."""
+
+    def __init__(self, query: PlanQuery) -> None:
+        self._query = query
+        self._left = SIMULATED_OPERATIONS
+        self._ssd_is_slow = False  # boundaries on SSD have been seen to cost much
+        self._tried: dict[Case, Candidate] = {}
+
+    @property
+    def spent(self) -> bool:
+        """Whether nothing more should be simulated."""
+        return self._left <= 0
+
+    def simulate(self, case: Case) -> Candidate | None:
+        """The case, simulated now or before; None if it does not fit."""
+        if case not in self._tried:
+            if not fits(case.needs(self._query), self._query.limits):
+                return None
+            self._tried[case] = simulate_case(case, self._query)
+            self._left -= len(self._tried[case].step.starts)
+        return self._tried[case]
+
+    def best(self, cases: Iterable[Case], best: Candidate | None = None) -> Candidate | None:
+        """The fastest of ``best`` and those of ``cases`` that there is time to simulate, at least one of them."""
+        for case in cases:
+            if best is not None and (self.spent or (self._ssd_is_slow and _more_on_ssd(case, best))):
+                continue
+            found = self.simulate(case)
+            if found is None:
+                continue
+            if best is not None and found.tokens_per_second < _MUCH_SLOWER * best.tokens_per_second:
+                self._ssd_is_slow = self._ssd_is_slow or _more_on_ssd(case, best)
+            if best is None or found.tokens_per_second > best.tokens_per_second:
+                best = found
+        return best
+
+
+def _more_on_ssd(case: Case, best: Candidate) -> bool:
+    """Whether a case keeps more boundaries on SSD than the best one does."""
+    return case.choices.boundaries_on_ssd > best.case.choices.boundaries_on_ssd
+
+
+def _simulate_near(query: PlanQuery, placer: Placer, bounds: list[_Bound], trials: Trials) -> Candidate | None:
+    """The best simulated plan among the placements near the program's best, then among its neighbours."""
+    in_order = sorted(bounds, key=lambda bound: (bound.placement.seconds, bound.batch.rows))
+    shortest = in_order[0].placement.seconds
+    near = [bound for bound in in_order if bound.placement.seconds <= _NEAR * shortest]
+    unit_size = query.layers_per_unit or 1
+    best: Candidate | None = None
+    for bound in _first_of_each_batch(near):
+        cases = placer.cases(bound.batch, bound.delayed_share, unit_size)
+        # the shortest by the program, and the one that leaves the fewest boundaries to SSD
+        fewest = sorted(cases, key=lambda case: case.choices.boundaries_on_ssd)[:2]
+        best = trials.best(dict.fromkeys([*fewest, *cases[:2]]), best)
+    for bound in in_order if best is None else ():  # what fits in parts need not fit whole
+        best = best or trials.best(placer.cases(bound.batch, bound.delayed_share, unit_size))
+    while best is not None and not trials.spent:
+        better = trials.best(placer.neighbours(best.case, _ALPHA_STEPS, _UNIT_SIZES), best)
+        if better is best:
+            break
+        best = better
+    return best
+
+
+def _first_of_each_batch(bounds: list[_Bound]) -> list[_Bound]:
+    """The three best of the best batch, and the best of the next two ways to cut the batch."""
+    shapes = list(dict.fromkeys(bound.batch for bound in bounds))[:3]
+    found = [bound for bound in bounds if bound.batch == shapes[0]][:3]
+    return found + [next(bound for bound in bounds if bound.batch == shape) for shape in shapes[1:]]

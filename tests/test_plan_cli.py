@@ -1,0 +1,164 @@
+"""plan, simulate and probe as a person uses them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from greedysnake.cli.app import app
+from greedysnake.cli.planning import parse_count
+from greedysnake.errors import ConfigError, GreedySnakeError
+from greedysnake.plan.hardware import load_hardware
+
+SETTINGS = """
+run: {run}
+model:
+  config:
+    model_type: llama
+    vocab_size: 300
+    hidden_size: 64
+    intermediate_size: 160
+    num_hidden_layers: 3
+    num_attention_heads: 4
+    num_key_value_heads: 2
+    max_position_embeddings: 64
+  dtype: float32
+data: {{train: {run}, sequence_length: 32}}
+training: {{steps: 2, micro_batches: 3, micro_batch_size: 2}}
+optimizer: {{lr: 1e-3}}
+engine: {{host_memory: 3GiB}}
+"""
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(SETTINGS.format(run=tmp_path / "run"))
+    return path
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_a_plan_of_a_runs_settings_keeps_what_they_fix(settings):
+    found = json.loads(run("plan", str(settings), "--hardware", "laptop-cpu-24gb", "--tokens", "1M", "--json"))
+    assert found["predicted"] is True
+    assert found["batch"] == {"micro_batches": 3, "rows": 2, "tokens": 32, "sequences": 6, "tokens_per_step": 192}
+    assert found["dtype"] == "float32"
+    assert found["host_memory"]["limit_bytes"] == 3 * 2**30
+    assert found["choices"]["resident_weights"] == 0.0  # the settings' default
+    assert found["budget"]["steps"] == pytest.approx(1e6 / 192)
+    assert found["step_seconds"] >= found["roofline"]["step_seconds"]
+
+
+def test_a_plan_in_words_says_that_nothing_was_run_and_where_figures_come_from(settings):
+    text = run("plan", str(settings), "training.micro_batches=5", "--hardware", "laptop-cpu-24gb")
+    for part in (
+        "predicted, nothing was run",
+        "tokens/s",
+        "5 micro-batches of 2 x 32",
+        "What it needs",
+        "days",
+        "assumed",
+    ):
+        assert part in text
+
+
+def test_the_command_line_goes_before_the_settings(settings):
+    arguments = ["plan", str(settings), "--hardware", "laptop-cpu-24gb", "--micro-batches", "2", "--json"]
+    assert json.loads(run(*arguments))["batch"]["micro_batches"] == 2
+    arguments = ["plan", str(settings), "--hardware", "laptop-cpu-24gb", "--sequences", "4", "--delayed-share", "0.5"]
+    found = json.loads(run(*arguments, "--no-clipping", "--json"))
+    assert found["batch"]["sequences"] == 4
+    assert found["choices"]["delayed_share"] == 0.5
+    assert found["choices"]["wait_for_norm"] is False
+
+
+def test_the_roofline_is_drawn(settings, tmp_path):
+    picture = tmp_path / "roofline.png"
+    run("plan", str(settings), "--hardware", "rtx4090-desktop", "--roofline", str(picture))
+    with Image.open(picture) as image:
+        assert min(image.size) > 500
+
+
+def test_a_step_is_simulated_with_choices_made_by_hand_and_drawn(settings, tmp_path):
+    picture = tmp_path / "step.png"
+    arguments = ["simulate", str(settings), "--hardware", "rtx4090-desktop", "--timeline", str(picture)]
+    text = run(*arguments, "--resident-weights", "1", "--delayed-share", "0")
+    assert "vertical, 3 micro-batches of 2 x 32: simulated" in text
+    with Image.open(picture) as image:
+        assert min(image.size) > 200
+
+
+def test_orders_can_be_compared():
+    """At eight micro-batches ZeRO-Infinity's order reads weights sixteen times, ours twice."""
+    found = {
+        order: json.loads(run("simulate", "gpt-30b", "--schedule", order, "--micro-batches", "8", "--json"))
+        for order in ("vertical", "zero-infinity")
+    }
+    parameters = 30e9
+    assert found["vertical"]["ssd_read_bytes"] == pytest.approx(14 * parameters, rel=0.02)
+    assert found["zero-infinity"]["ssd_read_bytes"] == pytest.approx((16 + 4 * 8) * parameters, rel=0.02)
+    assert found["zero-infinity"]["ssd_written_bytes"] == pytest.approx(18 * parameters, rel=0.02)
+    assert found["vertical"]["tokens_per_second"] > 1.5 * found["zero-infinity"]["tokens_per_second"]
+
+
+def test_a_whole_master_moves_thirty_bytes_a_parameter():
+    shown = json.loads(run("simulate", "gpt-30b", "--micro-batches", "1", "--whole-master", "--json"))
+    moved = shown["ssd_read_bytes"] + shown["ssd_written_bytes"]
+    assert moved == pytest.approx(30 * 30e9, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["plan", "gpt-9000b"], "neither a file of settings nor a known model"),
+        (["plan", "gpt-30b", "training.steps=3"], "only a file of settings"),
+        (["plan", "gpt-30b", "--hardware", "abacus"], "neither a file nor a known machine"),
+        (["plan", "gpt-30b", "--tokens", "many"], "needs a number above 0"),
+        (["plan", "gpt-175b", "--hardware", "rtx4090-desktop", "--sequences", "1"], "device memory: needs at least"),
+        (["simulate", "gpt-30b", "--schedule", "diagonal"], "needs one of horizontal, vertical"),
+    ],
+)
+def test_a_mistake_is_one_message(arguments, message):
+    with pytest.raises(GreedySnakeError, match=message):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
+@pytest.mark.parametrize(("text", "count"), [("20B", 20e9), ("500m", 5e8), ("3e9", 3e9), (" 1.5T ", 1.5e12), ("7", 7)])
+def test_numbers_of_tokens(text, count):
+    assert parse_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "B", "-3", "0", "nan", "1e30", "12X"])
+def test_what_is_no_number_of_tokens(text):
+    with pytest.raises(ConfigError, match="needs a number above 0"):
+        parse_count(text)
+
+
+@pytest.mark.slow
+def test_a_probe_measures_this_machine_and_plan_uses_it(settings, tmp_path):
+    out = tmp_path / "hardware.json"
+    folder = tmp_path / "disk"
+    arguments = ["--storage", str(folder), "--out", str(out), "--config", str(settings), "--seconds", "0.2"]
+    text = run("probe", *arguments, "--json")
+    hardware = load_hardware(out)
+    assert json.loads(text)["name"] == hardware.name
+    assert list(folder.iterdir()) == []  # nothing is left
+    assert hardware.disk_rates.mixed_read <= hardware.disk_rates.read
+    assert hardware.layer_times[0].rows == 2
+    assert hardware.layer_times[0].layer_backward > hardware.layer_times[0].layer_forward
+    found = json.loads(run("plan", str(settings), "--hardware", str(out), "--json"))
+    assert found["computation_measured"] is True
+
+
+def test_a_probe_of_a_folder_that_cannot_be_is_refused(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(GreedySnakeError, match="cannot be used"):
+        CliRunner().invoke(app, ["probe", "--storage", str(blocked / "inner")], catch_exceptions=False)
