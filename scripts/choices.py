@@ -36,7 +36,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "vertical, α = 1, clipping in each step": {"delayed_share": 1.0, "max_grad_norm": ALWAYS},
     "vertical, α = 0.35, clipping on, none happens": {"delayed_share": 0.35, "max_grad_norm": NEVER},
     "vertical, α = 0.35, clipping in each step": {"delayed_share": 0.35, "max_grad_norm": ALWAYS},
-    "vertical, α = 0.35, no snapshots": {"delayed_share": 0.35, "snapshot_every": 10**6},
+    "vertical, α = 1, no snapshots": {"delayed_share": 1.0, "snapshot_every": 10**6},
 }
 
 
