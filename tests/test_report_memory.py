@@ -116,7 +116,7 @@ def test_in_any_order_what_is_in_use_is_live_and_never_more_than_reserved(shape,
     moments = random.Random(seed).sample(sorted({e.start_s + 0.5 for e in events}), 1)
     for moment in [events[0].start_s + 0.5, *moments]:
         running = [schedule.operations[e.operation] for e in events if e.start_s < moment < e.end_s]
-        in_use = {buffer for operation in running for buffer in (*operation.reads, *operation.writes)}
+        in_use = {buffer.whole for operation in running for buffer in (*operation.reads, *operation.writes)}
         for (tier, group), used in held(schedule, in_use).items():
             assert not used or value_at(memory[tier], group, moment) >= used
 

@@ -107,10 +107,10 @@ class StepCosts:
         if kind == Kind.UPDATE:
             chunk = shape.units[unit].chunks[operation.chunk or 0]
             return chunk.gradient_bytes / GRADIENT_ITEM_BYTES / self.optimizer
-        if kind == Kind.ZERO_GRADIENT and resource == Resource.COMPUTE:
+        if kind == Kind.ZERO_GRADIENT:
             return shape.units[unit].gradient_bytes / self.device_fill
         if kind == Kind.ADD_TIED_GRADIENT:
             return 1.5 * shape.units[unit].gradient_bytes / self.copy  # reads two, writes one
-        if kind in (Kind.ZERO_GRADIENT, Kind.GRADIENT_NORM):
+        if kind == Kind.GRADIENT_NORM:
             return 0.5 * shape.units[unit].gradient_bytes / self.copy  # a copy reads and writes
         return operation.bytes / self.copy

@@ -176,12 +176,11 @@ def phase_work(
         h2d=(Expression(sizes.copied_weights) + leaving) if separate_device else none,
         d2h=Expression(sizes.gradients) if separate_device else none,
         compute=Expression(
-            micro_batches * sum(unit.backward for unit in seconds)
-            + (sizes.gradients / costs.device_fill if separate_device else 0.0)
+            micro_batches * sum(unit.backward for unit in seconds) + sizes.gradients / costs.device_fill  # zeros
         ),
         cpu=updates
         + gradients_in_host * (held / costs.copy)
-        + Expression(clearing if separate_device else 2 * clearing)  # the norm; without a device, zeros too
+        + Expression(clearing)  # the norm
         + moved(on_ssd),
     )
     reads, writes, updates = update(at_end)

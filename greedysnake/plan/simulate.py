@@ -209,7 +209,7 @@ def _peaks(schedule: Schedule, order: Sequence[int]) -> dict[Tier, int]:
     peak = dict(now)
     for event in order:
         if event >= 0:
-            for buffer in schedule.operations[event].writes:
+            for buffer in (written.whole for written in schedule.operations[event].writes):
                 if buffer not in live:
                     live.add(buffer)
                     tier, sizes = place[buffer.pool]

@@ -100,10 +100,10 @@ def _columns(times: Sequence[float], layers: Sequence[Layer]) -> tuple[list[floa
     begins = [times[-1] * column / _COLUMNS for column in range(_COLUMNS + 1)]
     chosen, first = [], 0
     for begin, end in pairwise(begins):
-        while times[first + 1] <= begin:
+        while first + 1 < len(times) and times[first + 1] <= begin:
             first += 1  # the last change before the column: its values hold at the column's beginning
         after = first + 1
-        while times[after] < end:
+        while after < len(times) and times[after] < end:
             after += 1
         chosen.append(max(range(first, after), key=totals.__getitem__))
     chosen.append(len(times) - 1)
