@@ -11,13 +11,12 @@ import argparse
 import os
 import shutil
 import statistics
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line sets it, before torch is loaded
 
 import torch
-from transformers import AutoConfig
+from measured_model import add_model_arguments, model_config, random_batch
 
 import greedysnake
 from greedysnake.report.trace import busy_shares
@@ -43,14 +42,8 @@ CHOICES: dict[str, dict[str, Any]] = {
 def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="folder on the SSD to measure with; its store is removed at the end")
-    for name, default in (("layers", 24), ("hidden", 1024), ("ffn", 2816), ("heads", 16), ("kv-heads", 16)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--vocabulary", type=int, default=32000)
-    parser.add_argument("--sequence", type=int, default=128)
+    add_model_arguments(parser, (24, 1024, 2816, 16, 16), sequence=128)
     parser.add_argument("--micro-batches", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=2, help="steps measured, after one that is not")
-    parser.add_argument("--host-memory", default=None)
     parser.add_argument("--only", nargs="+", default=[""], help="lines whose name contains one of these")
     arguments = parser.parse_args()
     width = max(map(len, CHOICES))
@@ -62,23 +55,12 @@ def main() -> None:
 
 def measure(arguments: argparse.Namespace, settings: dict[str, Any]) -> str:
     """One line of the table."""
-    config = AutoConfig.for_model(
-        "llama",
-        vocab_size=arguments.vocabulary,
-        hidden_size=arguments.hidden,
-        intermediate_size=arguments.ffn,
-        num_hidden_layers=arguments.layers,
-        num_attention_heads=arguments.heads,
-        num_key_value_heads=arguments.kv_heads,
-        max_position_embeddings=arguments.sequence,
-    )
     torch.manual_seed(0)
-    ids = torch.randint(0, arguments.vocabulary, (arguments.micro_batches, 1, arguments.sequence))
-    batch = [{"input_ids": part, "labels": part} for part in ids]
+    batch = random_batch(arguments, arguments.micro_batches)
     store = arguments.folder / "store"
     norm, others = settings.get("max_grad_norm"), {k: v for k, v in settings.items() if k != "max_grad_norm"}
     with greedysnake.Trainer(
-        config,
+        model_config(arguments),
         store,
         optimizer=greedysnake.AdamW(lr=1e-5, max_grad_norm=norm),
         host_memory=arguments.host_memory,

@@ -108,8 +108,8 @@ def manifest_state(store: Path) -> tuple[int, bool]:
     return (store / "manifest.json").stat().st_ino, any("manifest" in name and name[0] == "." for name in names)
 
 
-def kill_at_commit(child: int, store: Path, draw: random.Random, patience_s: float) -> bool:
-    """Kill a life at a commit; False if it was killed without having seen one."""
+def wait_for_commit(store: Path, draw: random.Random, patience_s: float) -> bool:
+    """Return within two milliseconds of a commit; False if there was none."""
     before, end = manifest_state(store), time.monotonic() + patience_s
     skipped = draw.randrange(4)  # not always at the first commit of a life
     while time.monotonic() < end:
@@ -119,11 +119,9 @@ def kill_at_commit(child: int, store: Path, draw: random.Random, patience_s: flo
                 pause = time.monotonic() + draw.random() * 0.002 if draw.random() < 0.7 else 0.0
                 while time.monotonic() < pause:
                     pass
-                os.kill(child, signal.SIGKILL)
                 return True
             skipped -= 1
             before = now
-    os.kill(child, signal.SIGKILL)
     return False
 
 
@@ -138,13 +136,13 @@ def kill_repeatedly(folder: Path, kills: int, draw: random.Random) -> Tally:
         log = folder / "life.log"
         child = live(run, other_settings(draw), log)
         if number % 2:
-            found = kill_at_commit(child, store, draw, patience_s=5)
+            found = wait_for_commit(store, draw, patience_s=5)
             tally.at_commit += found
             tally.at_random += not found
         else:
             time.sleep(draw.random() ** 2 * 2)
-            os.kill(child, signal.SIGKILL)
             tally.at_random += 1
+        os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         if not os.WIFSIGNALED(status):
             sys.exit(f"life {number} ended by itself:\n{log.read_text()}")
@@ -187,6 +185,34 @@ def differences(one: Path, other: Path) -> list[str]:
     return problems
 
 
+def begin(config: RunConfig, console: Console) -> None:
+    """The run's first steps, in a process of their own: training starts threads, and a process with threads cannot be
+    forked safely.
+
+    Raises:
+        SystemExit: it cannot start.
+    """
+    first = os.fork()
+    if not first:
+        run_training(config, console)
+        os._exit(0)
+    if os.waitpid(first, 0)[1]:
+        sys.exit("the run could not start")
+
+
+def compare_with_whole(troubled: Path, whole: Path, tally: str, steps: int, console: Console) -> int:
+    """Resume the run in ``troubled`` to its end, run one in ``whole`` that is left alone, say what differs; the exit
+    status.
+    """
+    resume_training(troubled / "run", [f"training.steps={steps}"], console)
+    whole.mkdir()
+    run_training(settings(whole, steps), console)
+    problems = differences(troubled, whole)
+    print(f"{tally}; {steps:,} steps in all")
+    print("\n".join(problems) or "weights, master weights, moments and losses are bitwise those of an untouched run")
+    return 1 if problems else 0
+
+
 def main() -> int:
     """Kill, resume, compare."""
     parser = argparse.ArgumentParser(description="Kill a training run again and again, and resume it each time.")
@@ -194,28 +220,17 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    killed, whole = arguments.folder / "killed", arguments.folder / "whole"
+    killed = arguments.folder / "killed"
     killed.mkdir(parents=True)
-    whole.mkdir()
     quiet, draw, start = Console(file=(arguments.folder / "log").open("w")), random.Random(arguments.seed), time.time()
-    first = os.fork()  # training starts threads, and a process with threads cannot be forked safely
-    if not first:
-        run_training(settings(killed, 2), quiet)
-        os._exit(0)
-    if os.waitpid(first, 0)[1]:
-        sys.exit("the run could not start")
+    begin(settings(killed, 2), quiet)
     tally = kill_repeatedly(killed, arguments.kills, draw)
-    steps = tally.steps[-1] + LAST_STEPS
-    resume_training(killed / "run", [f"training.steps={steps}"], quiet)
-    run_training(settings(whole, steps), quiet)
-    problems = differences(killed, whole)
-    print(
+    told = (
         f"{arguments.kills} kills in {time.time() - start:.0f} s: {tally.at_random} at random, {tally.at_commit} "
         f"within 2 ms of a commit ({tally.half_committed} left a half-made one), {tally.before_training} before the "
-        f"run had gone on; {steps:,} steps in all"
+        f"run had gone on"
     )
-    print("\n".join(problems) or "weights, master weights, moments and losses are bitwise those of an untouched run")
-    return 1 if problems else 0
+    return compare_with_whole(killed, arguments.folder / "whole", told, tally.steps[-1] + LAST_STEPS, quiet)
 
 
 if __name__ == "__main__":

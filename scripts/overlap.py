@@ -14,8 +14,7 @@ from pathlib import Path
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line sets it, before torch is loaded
 
-import torch
-from transformers import AutoConfig
+from measured_model import add_model_arguments, model_config, random_batch
 
 import greedysnake
 from greedysnake.report.trace import busy_shares
@@ -28,14 +27,8 @@ REST = tuple(resource for resource in Resource if resource not in IO)
 def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="folder on the SSD to measure with; its store is removed at the end")
-    for name, default in (("layers", 22), ("hidden", 2048), ("ffn", 5632), ("heads", 32), ("kv-heads", 4)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--vocabulary", type=int, default=32000)
-    parser.add_argument("--sequence", type=int, default=1024)
+    add_model_arguments(parser, (22, 2048, 5632, 32, 4), sequence=1024)
     parser.add_argument("--micro-batches", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--steps", type=int, default=2, help="steps measured, after one that is not")
-    parser.add_argument("--host-memory", default=None)
     parser.add_argument("--delayed-share", type=float, default=None)
     parser.add_argument("--schedule", default="vertical")
     parser.add_argument("--no-clipping", action="store_true")
@@ -47,21 +40,10 @@ def main() -> None:
 
 def measure(arguments: argparse.Namespace, micro_batches: int) -> str:
     """One line of the table."""
-    config = AutoConfig.for_model(
-        "llama",
-        vocab_size=arguments.vocabulary,
-        hidden_size=arguments.hidden,
-        intermediate_size=arguments.ffn,
-        num_hidden_layers=arguments.layers,
-        num_attention_heads=arguments.heads,
-        num_key_value_heads=arguments.kv_heads,
-        max_position_embeddings=arguments.sequence,
-    )
-    ids = torch.randint(0, arguments.vocabulary, (micro_batches, 1, arguments.sequence))
-    batch = [{"input_ids": part, "labels": part} for part in ids]
+    batch = random_batch(arguments, micro_batches)
     store = arguments.folder / "store"
     trainer = greedysnake.Trainer(
-        config,
+        model_config(arguments),
         store,
         optimizer=greedysnake.AdamW(lr=1e-5, max_grad_norm=None if arguments.no_clipping else 1.0),
         host_memory=arguments.host_memory,

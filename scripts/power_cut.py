@@ -29,10 +29,10 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from kill_test import LAST_STEPS, differences, manifest_state, other_settings, settings, steps_in
+from kill_test import LAST_STEPS, begin, compare_with_whole, other_settings, settings, steps_in, wait_for_commit
 from rich.console import Console
 
-from greedysnake.cli.training import resume_training, run_training
+from greedysnake.cli.training import resume_training
 from greedysnake.errors import GreedySnakeError
 from greedysnake.report.metrics import read_metrics
 
@@ -116,23 +116,6 @@ def wait_for(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + PATIENCE_S
     while not condition() and time.monotonic() < end:
         time.sleep(0.01)
-
-
-def wait_for_commit(store: Path, draw: random.Random, patience_s: float) -> bool:
-    """Return within two milliseconds of a commit; False if there was none."""
-    before, end = manifest_state(store), time.monotonic() + patience_s
-    skipped = draw.randrange(4)  # not always at the first of a life
-    while time.monotonic() < end:
-        now = manifest_state(store)
-        if now != before:
-            if skipped == 0:
-                pause = time.monotonic() + draw.random() * 0.002 if draw.random() < 0.7 else 0.0
-                while time.monotonic() < pause:
-                    pass
-                return True
-            skipped -= 1
-            before = now
-    return False
 
 
 def live(run: Path, overrides: list[str], log: Path) -> int:
@@ -230,24 +213,13 @@ def compare(disk: Disk, folder: Path, cuts: int, draw: random.Random) -> int:
     quiet, start = Console(file=(folder / "log").open("w")), time.time()
     config = settings(disk.folder, 2)
     os.sync()  # the text is not the run's to flush
-    first = os.fork()  # training starts threads, and a process with threads cannot be forked safely
-    if not first:
-        run_training(config, quiet)
-        os._exit(0)
-    if os.waitpid(first, 0)[1]:
-        sys.exit("the run could not start")
+    begin(config, quiet)
     tally = cut_repeatedly(disk, folder, cuts, draw)
-    steps = tally.steps[-1] + LAST_STEPS
-    resume_training(disk.folder / "run", [f"training.steps={steps}"], quiet)
-    (folder / "whole").mkdir()
-    run_training(settings(folder / "whole", steps), quiet)
-    problems = differences(disk.folder, folder / "whole")
-    print(
+    told = (
         f"{cuts} power cuts in {time.time() - start:.0f} s: {tally.at_random} at random, {tally.at_commit} within 2 ms "
-        f"of a commit, {tally.before_training} before the run had gone on; {steps:,} steps in all"
+        f"of a commit, {tally.before_training} before the run had gone on"
     )
-    print("\n".join(problems) or "weights, master weights, moments and losses are bitwise those of an untouched run")
-    return 1 if problems else 0
+    return compare_with_whole(disk.folder, folder / "whole", told, tally.steps[-1] + LAST_STEPS, quiet)
 
 
 if __name__ == "__main__":

@@ -73,3 +73,18 @@ def test_running_out_of_memory_is_not_taken_for_a_fault_of_the_model(tmp_path, m
         monkeypatch.setattr(StreamedModel, "_set_seed", exhausted)
         with pytest.raises(torch.OutOfMemoryError):
             trainer.step(random_batches(1)[0])
+
+
+def test_a_device_is_given_back_only_when_the_trainer_is(tmp_path, monkeypatch):
+    """Its cap on memory holds from the first step to the last, also when a larger batch needs a new plan."""
+    closed = []
+
+    def close(self):
+        closed.append(self)
+
+    monkeypatch.setattr(EmulatedDevice, "close", close)
+    with Trainer(small_config("llama"), tmp_path / "store", dtype="float32", device="emulated") as trainer:
+        trainer.step(random_batches(1, 2)[0])
+        trainer.step(random_batches(1, 3)[0])
+        assert closed == []
+    assert len(closed) == 1

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from commands import Command
-from test_cli import command, write_config  # noqa: F401
+from small_run import write_config
+from test_cli import command  # noqa: F401
 
 from greedysnake.report.metrics import read_metrics
 from greedysnake.storage import System

@@ -8,10 +8,10 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_report_page import page_of, run_main, text_of
+from small_run import run_well, write_config
+from test_report_page import page_of, text_of
 from test_schedule import CHOICES, KINDS, shapes
 
 from greedysnake.report.areas import Layer, Level, stacked_areas
@@ -190,28 +190,10 @@ def test_counters_give_the_memory_back(shape, choices, name, seed):
 def trained(tmp_path_factory) -> Path:
     """The folder of a run of seconds that uses every tier, made through the command line."""
     folder = tmp_path_factory.mktemp("memory")
-    text = folder / "text.jsonl"
-    text.write_text("".join(json.dumps({"text": "the quick brown fox jumps. " * 60}) + "\n" for _ in range(4)))
-    model = {
-        "model_type": "llama",
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "vocab_size": 258,
-        "max_position_embeddings": 64,
-    }
-    values = {
-        "run": str(folder / "run"),
-        "model": {"config": model},
-        "data": {"train": str(text), "sequence_length": 32},
-        "training": {"steps": 4, "micro_batches": 2, "micro_batch_size": 1},
-        "optimizer": {"lr": 1e-2},
-        "engine": {"device": "emulated", "boundaries_on_ssd": 1.0, "gradients": "ssd", "resident_weights": 0.5},
-    }
-    config = folder / "config.yaml"
-    config.write_text(yaml.safe_dump(values))
-    run_main("train", config, "--json")
+    engine = {"device": "emulated", "boundaries_on_ssd": 1.0, "gradients": "ssd", "resident_weights": 0.5}
+    training = {"micro_batch_size": 1, "eval_every": None}
+    config = write_config(folder, data={"eval_share": 0.0}, training=training, engine=engine)
+    run_well("train", config, "--json")
     return folder / "run"
 
 

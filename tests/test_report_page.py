@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
+from small_run import run_well, write_config
 
 from greedysnake.cli.app import main
 from greedysnake.errors import ConfigError
@@ -26,27 +27,7 @@ HOSTILE = "</pre></script><script>alert(1)</script><img src=x onerror=alert(2)>\
 def trained(tmp_path_factory) -> Path:
     """The folder of a run of a second, made through the command line."""
     folder = tmp_path_factory.mktemp("trained")
-    text = folder / "text.jsonl"
-    text.write_text("".join(json.dumps({"text": "the quick brown fox jumps. " * 60}) + "\n" for _ in range(4)))
-    model = {
-        "model_type": "llama",
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "vocab_size": 258,
-        "max_position_embeddings": 64,
-    }
-    settings = {
-        "run": str(folder / "run"),
-        "model": {"config": model},
-        "data": {"train": str(text), "sequence_length": 32, "eval_share": 0.1},
-        "training": {"steps": 5, "micro_batches": 2, "micro_batch_size": 2, "eval_every": 2},
-        "optimizer": {"lr": 1e-2},
-    }
-    config = folder / "config.yaml"
-    config.write_text(yaml.safe_dump(settings))
-    run_main("train", config, "--json")
+    run_well("train", write_config(folder, training={"steps": 5}), "--json")
     return folder / "run"
 
 
@@ -58,13 +39,6 @@ def run(trained, tmp_path) -> Path:
     for name in ("config.yaml", "plan.json", "metrics.jsonl", "summary.json", "trace.json"):
         shutil.copy(trained / name, folder)
     return folder
-
-
-def run_main(*arguments: str | Path) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["greedysnake", *map(str, arguments)])
-        with pytest.raises(SystemExit, match=r"^0$"):
-            main()
 
 
 def page_of(run: Path) -> str:
@@ -98,7 +72,7 @@ def tiles_of(page: str) -> dict[str, tuple[str, str]]:
 
 
 def test_a_finished_run(trained, capsys):
-    run_main("report", trained)
+    run_well("report", trained)
     assert "report.html" in capsys.readouterr().out
     page = page_of(trained)
     assert (trained / "report.html").read_text() == page
@@ -127,7 +101,7 @@ def test_a_finished_run(trained, capsys):
 
 def test_json_and_out(run, tmp_path, capsys):
     (run / "summary.json").unlink()
-    run_main("report", run, "--out", tmp_path / "page.html", "--json")
+    run_well("report", run, "--out", tmp_path / "page.html", "--json")
     report = json.loads(capsys.readouterr().out)
     assert report["page"] == str(tmp_path / "page.html")
     assert len(report["missing"]) == 1

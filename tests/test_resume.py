@@ -13,7 +13,8 @@ import torch
 import yaml
 from architectures import random_batches, small_config
 from committed import weights_in
-from test_cli import command, run_main, write_config  # noqa: F401
+from small_run import write_config
+from test_cli import command  # noqa: F401
 
 from greedysnake import AdamW, LearningRate, Trainer
 from greedysnake.errors import ConfigError, StorageError

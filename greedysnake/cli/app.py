@@ -21,6 +21,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, like training.steps=20.")
+]
+Run = Annotated[Path, typer.Argument(help="A run folder.")]
+Hardware = Annotated[
+    str | None, typer.Option(help="The machine: a file that probe wrote, or a profile's name such as a100-40gb.")
+]
+MicroBatches = Annotated[int | None, typer.Option(min=1, help="Micro-batches in a step (M).")]
+MicroBatchSize = Annotated[int | None, typer.Option(min=1, help="Sequences in a micro-batch (B).")]
+DelayedShare = Annotated[float | None, typer.Option(min=0, max=1, help="Delayed share (α).")]
+SummaryAsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")]
+
 
 def _version(wanted: bool) -> None:
     if wanted:
@@ -40,10 +52,8 @@ def _options(
 @app.command()
 def train(
     config: Annotated[Path, typer.Argument(help="The run's settings, a YAML file (see docs/config.md and examples/).")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, like training.steps=20.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")] = False,
+    overrides: Overrides = None,
+    as_json: SummaryAsJson = False,
 ) -> None:
     """Train a model as CONFIG says."""
     from greedysnake.cli.training import run_training
@@ -57,10 +67,8 @@ def train(
 @app.command()
 def resume(
     run: Annotated[Path, typer.Argument(help="A run folder; the run may have been stopped or killed.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, like training.steps=20.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")] = False,
+    overrides: Overrides = None,
+    as_json: SummaryAsJson = False,
 ) -> None:
     """Go on with a run from its last snapshot, exactly as if it had never stopped."""
     from greedysnake.cli.training import resume_training
@@ -116,7 +124,7 @@ def preview(
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: Run,
     out: Annotated[Path, typer.Argument(help="Folder to create; transformers' from_pretrained loads it.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
@@ -133,7 +141,7 @@ def export(
 
 @app.command()
 def verify(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: Run,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
 ) -> None:
     """Check every byte of a run's last snapshot against its checksum."""
@@ -159,7 +167,7 @@ def verify(
 
 @app.command()
 def clean(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: Run,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
 ) -> None:
@@ -204,18 +212,14 @@ def plan(
     model: Annotated[
         str, typer.Argument(metavar="CONFIG|PRESET", help="A run's settings (YAML), or gpt-175b and such.")
     ],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, like training.steps=20.")
-    ] = None,
+    overrides: Overrides = None,
     *,
-    hardware: Annotated[
-        str | None, typer.Option(help="The machine: a file that probe wrote, or a profile's name such as a100-40gb.")
-    ] = None,
+    hardware: Hardware = None,
     tokens: Annotated[str | None, typer.Option(help="Tokens to train on, for days and energy: 20B.")] = None,
     sequences: Annotated[int | None, typer.Option(min=1, help="Sequences in a step; default: planned.")] = None,
-    micro_batches: Annotated[int | None, typer.Option(min=1, help="Micro-batches in a step (M).")] = None,
-    micro_batch_size: Annotated[int | None, typer.Option(min=1, help="Sequences in a micro-batch (B).")] = None,
-    delayed_share: Annotated[float | None, typer.Option(min=0, max=1, help="Delayed share (α).")] = None,
+    micro_batches: MicroBatches = None,
+    micro_batch_size: MicroBatchSize = None,
+    delayed_share: DelayedShare = None,
     layers_per_unit: Annotated[int | None, typer.Option(min=1, help="Decoder layers in a unit.")] = None,
     clipping: Annotated[
         bool | None, typer.Option("--clipping/--no-clipping", help="Whether the gradient's norm is limited.")
@@ -245,20 +249,16 @@ def plan(
 @app.command()
 def simulate(
     model: Annotated[str, typer.Argument(metavar="CONFIG|PRESET", help="A run's settings (YAML), or gpt-175b.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, like training.steps=20.")
-    ] = None,
+    overrides: Overrides = None,
     *,
-    hardware: Annotated[
-        str | None, typer.Option(help="The machine: a file that probe wrote, or a profile's name such as a100-40gb.")
-    ] = None,
+    hardware: Hardware = None,
     schedule: Annotated[
         str | None,
         typer.Option(help="vertical, horizontal, zero-infinity or zero-offload; default: as the settings say."),
     ] = None,
-    micro_batches: Annotated[int | None, typer.Option(min=1, help="Micro-batches in a step (M).")] = None,
-    micro_batch_size: Annotated[int | None, typer.Option(min=1, help="Sequences in a micro-batch (B).")] = None,
-    delayed_share: Annotated[float | None, typer.Option(min=0, max=1, help="Delayed share (α).")] = None,
+    micro_batches: MicroBatches = None,
+    micro_batch_size: MicroBatchSize = None,
+    delayed_share: DelayedShare = None,
     resident_weights: Annotated[float | None, typer.Option(min=0, max=1, help="Weights in host memory.")] = None,
     resident_state: Annotated[float | None, typer.Option(min=0, max=1, help="Optimizer state in host memory.")] = None,
     whole_master: Annotated[bool, typer.Option("--whole-master", help="Whole masters: 30 B a parameter.")] = False,

@@ -5,8 +5,7 @@ its work before it returns, or gives the transfer that will have done it.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,45 +13,15 @@ from torch import Tensor
 from greedysnake.engine.buffers import Buffers
 from greedysnake.engine.devices import Device, bytes_of
 from greedysnake.engine.endings import ContentEndings
-from greedysnake.engine.queues import QueueRun, StepEndedError
+from greedysnake.engine.queues import QueueRun
 from greedysnake.engine.unit_store import boundary_key, gradient_key, state_key, weights_key
+from greedysnake.engine.work import NonFiniteStepError, StepWork
 from greedysnake.models.layout import Chunk
 from greedysnake.models.streaming import StreamedModel
-from greedysnake.optim import ChunkUpdater, GradientNorm, UpdateScalars, parameter_norms, total_norm
+from greedysnake.optim import ChunkUpdater, parameter_norms, total_norm
 from greedysnake.report.events import OperationEvent
 from greedysnake.schedule import Buffer, Choices, Kind, Operation, Resource, Schedule, Tier
 from greedysnake.storage import BLOCK_BYTES, Store, Transfer, round_up
-
-
-class NonFiniteStepError(StepEndedError):
-    """The loss or the gradient of the step in flight is not finite."""
-
-
-@dataclass
-class StepWork:
-    """What one run of a schedule is given and what it finds out.
-
-    Attributes:
-        prompt: scalars of this step's updates; their clip factor is known once the norm is.
-        delayed: scalars of the updates that the step before left.
-        max_grad_norm: largest gradient norm, None for no clipping.
-        must_be_finite: whether a loss or gradient that is not ends the step.
-        contents: what a commit on the way says about the state that it commits.
-        committed: whether there was one.
-        losses: loss of each micro-batch, its share of the step's.
-        norms: norm of every parameter's gradient, by name.
-        gradient: norm of the whole gradient.
-    """
-
-    prompt: UpdateScalars
-    delayed: UpdateScalars | None = None
-    max_grad_norm: float | None = None
-    must_be_finite: bool = True
-    contents: dict[str, Any] = field(default_factory=dict)
-    committed: bool = False
-    losses: dict[int, Tensor] = field(default_factory=dict)
-    norms: dict[str, Tensor] = field(default_factory=dict)
-    gradient: GradientNorm | None = None
 
 
 class Executor:

@@ -1,7 +1,7 @@
 """How far a run has come: all that its future depends on besides weights, state and data."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 
@@ -21,6 +21,14 @@ class Progress:
     steps_done: int = 0
     updates: int = 0
     skipped_in_a_row: int = 0
+
+    def after_update(self) -> Self:
+        """One step further, with an update."""
+        return replace(self, steps_done=self.steps_done + 1, updates=self.updates + 1, skipped_in_a_row=0)
+
+    def after_skip(self, *, counts: bool) -> Self:
+        """One step further, without one; ``counts``: as one of those in a row that stop a run."""
+        return replace(self, steps_done=self.steps_done + 1, skipped_in_a_row=self.skipped_in_a_row + counts)
 
     def as_json(self) -> dict[str, Any]:
         """Plain values; :meth:`from_json` takes them back."""

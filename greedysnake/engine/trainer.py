@@ -15,7 +15,6 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from greedysnake.engine.batches import check_micro_batches, target_tokens
 from greedysnake.engine.devices import make_device
-from greedysnake.engine.executor import NonFiniteStepError, StepWork
 from greedysnake.engine.opening import (
     DTYPES,
     check_undamaged,
@@ -29,6 +28,7 @@ from greedysnake.engine.progress import Progress
 from greedysnake.engine.results import StepResult
 from greedysnake.engine.settings import TrainerSettings
 from greedysnake.engine.unit_store import durable_extents, read_unit_weights, scratch_extents
+from greedysnake.engine.work import NonFiniteStepError, StepWork
 from greedysnake.errors import NonFiniteError
 from greedysnake.models.export import export_model
 from greedysnake.models.layout import ParameterSlot
@@ -126,8 +126,8 @@ class Trainer:
         store, skeleton, contents = open_committed(folders, writable=True, system=system)
         with ExitStack() as undo:
             undo.callback(store.close)
-            check_undamaged(store, progress)
             settings = TrainerSettings.from_json(contents["settings"]).changed({**changes, "storage": folders})
+            check_undamaged(store, progress)
             self._set_up(settings, skeleton, Progress.from_json(contents["progress"]), contents["notes"])
             undo.callback(self._device.close)
             self._loss_scale = replace(self._loss_scale, **contents["loss_scale"])
@@ -217,7 +217,7 @@ class Trainer:
             prompt=UpdateScalars(lr=rate, number=self._progress.updates + 1, clip=1.0, loss_scale=scale.scale),
             delayed=self._delayed,
             max_grad_norm=self.settings.optimizer.max_grad_norm,
-            contents=self._contents(),
+            contents=self._contents() if due else {},
         )
         self._model.begin(
             micro_batches,
@@ -382,13 +382,12 @@ class Trainer:
 
     def _finish_step(self, prepared: PreparedPlan, work: StepWork, skipped: str | None) -> None:
         """Count the step, and remember what it left for the next one."""
-        done = replace(self._progress, steps_done=self.steps_done + 1)
         if skipped is None:
-            self._progress = replace(done, updates=done.updates + 1, skipped_in_a_row=0)
+            self._progress = self._progress.after_update()
             self._delayed = work.prompt if prepared.leaves_delayed() else None
         else:
             counts = self._loss_scale.counts_as_skipped(loss_finite=work.gradient is not None)
-            self._progress = replace(done, skipped_in_a_row=done.skipped_in_a_row + counts)
+            self._progress = self._progress.after_skip(counts=counts)
             self._delayed = None
         self._loss_scale = self._loss_scale.after_step(finite=skipped is None)
         self._unusable = False
@@ -417,7 +416,6 @@ class Trainer:
 
     def _reserve(self, plan: Plan) -> PreparedPlan:
         """Memory for everything that the plan's schedules need."""
-        self._device.close()  # gives up what the plan before reserved
         self._prepared = PreparedPlan(
             plan, self._model, self._store, optimizer=self.settings.optimizer, device=self._device
         )

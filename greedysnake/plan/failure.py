@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from greedysnake.errors import ConfigError, GreedySnakeError, MemoryBudgetError, StorageError
 from greedysnake.plan.activations import BatchShape
-from greedysnake.plan.query import NARROW, Case, PlanQuery, over, with_slots
+from greedysnake.plan.query import Case, PlanQuery, over
+from greedysnake.plan.slots import NARROW, with_slots
 from greedysnake.schedule import Choices, Tier
 from greedysnake.units import format_bytes
 

@@ -6,8 +6,9 @@ from typing import Any
 from greedysnake.errors import ConfigError
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.baselines import build_baseline, untied
-from greedysnake.plan.query import NARROW, WIDE, Case, PlanQuery, simulate_case, with_slots
+from greedysnake.plan.query import Case, PlanQuery, simulate_case
 from greedysnake.plan.simulate import Simulation, simulate
+from greedysnake.plan.slots import NARROW, WIDE, with_slots
 from greedysnake.plan.step_costs import least_seconds, step_costs
 from greedysnake.report.wording import moved, percent, seconds
 from greedysnake.schedule import BUILDERS, Choices, Resource, Tier

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from greedysnake.plan.workload import Workload, chunk_bytes
-from greedysnake.schedule import Choices, StepShape, Tier
-from greedysnake.schedule.pools import make_pools
+from greedysnake.schedule import Choices, StepShape, Tier, step_pools
 
 PROCESS_BYTES = 2**30
 """The process itself: interpreter, torch, threads. Measured between 0.6 and 1 GiB."""
@@ -38,7 +37,7 @@ def step_needs(
     choices: Choices,
     *,
     computing: int,
-    holds_all: bool = False,
+    schedule: str = "vertical",
     slots: int = 2,
 ) -> Needs:
     """What a step takes.
@@ -48,10 +47,10 @@ def step_needs(
         shape: what its schedule is built from; its chunks may be bundles, their buffers count as single chunks.
         choices: of the plan.
         computing: bytes that torch needs besides the schedule's buffers (:meth:`Workload.computing_bytes`).
-        holds_all: whether every gradient is put away at some time, as the horizontal order does.
+        schedule: name of the schedule.
         slots: places on the disks for what is committed; 2 keeps the last commit whole.
     """
-    pools = make_pools(shape, choices, holds_all=holds_all or choices.wait_for_norm)
+    pools = step_pools(schedule, shape, choices)
     chunk = chunk_bytes(workload)
     single = {"state": chunk.state_bytes, "gradient_chunk": chunk.gradient_bytes}
     host = {"process": PROCESS_BYTES, "master weights": chunk.gradient_bytes}

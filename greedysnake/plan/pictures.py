@@ -11,9 +11,10 @@ from greedysnake.errors import GreedySnakeError
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.baselines import build_baseline, untied
 from greedysnake.plan.placer import Placer
-from greedysnake.plan.query import NARROW, Case, PlanQuery, simulate_case, with_slots
+from greedysnake.plan.query import Case, PlanQuery, simulate_case
 from greedysnake.plan.search import compute_roof
 from greedysnake.plan.simulate import simulate
+from greedysnake.plan.slots import NARROW, with_slots
 from greedysnake.plan.step_costs import least_shared, step_costs
 from greedysnake.schedule import Choices
 

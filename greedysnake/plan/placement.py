@@ -18,17 +18,11 @@ from greedysnake.plan.activations import (
     unit_activation_bytes,
 )
 from greedysnake.plan.host import process_bytes, usable_bytes
+from greedysnake.plan.slots import DEEP, NARROW, WIDE, with_slots
 from greedysnake.schedule import BUILDERS, Choices, Schedule, StepShape, Tier, step_pools
 from greedysnake.units import format_bytes
 
-_SLOTS = (
-    # reads run two units ahead, so that a disk about as fast as the computation never waits for either
-    {"weight_slots": 4, "gradient_slots": 3, "state_slots": 12},
-    # one unit in use, one arriving, one leaving; a gradient in use and one that is being applied
-    {"weight_slots": 3, "gradient_slots": 2, "state_slots": 4},
-    # the least: little overlaps, but it runs
-    {"weight_slots": 2, "gradient_slots": 1, "state_slots": 2},
-)
+_SLOTS = (DEEP, WIDE, NARROW)  # the first that fits
 
 _START_BYTES = 32 * 2**20  # what a process gains with its first step: code paths, thread stacks
 _SHARE_STEPS = 20  # shares are multiples of a twentieth
@@ -193,9 +187,9 @@ def make_plan(skeleton: Skeleton, batch: BatchShape, request: PlanRequest) -> Pl
                 overlap=request.overlap,
                 resident_weights=request.resident_weights or 0.0,
                 resident_state=request.resident_state or 0.0,
-                **slots,
             )
-            tried.append(_with_boundaries(plan_with(choices), plan_with, request))
+            plan = plan_with(with_slots(choices, slots))
+            tried.append(_with_boundaries(plan, plan_with, request))
             if tried[-1].fits_device() and tried[-1].fits_host():
                 return _with_residents(tried[-1], plan_with, request)
     on_device = [plan for plan in tried if plan.fits_device()]
@@ -286,7 +280,7 @@ def _needs(
 
 
 def _placement_reasons(choices: Choices, request: PlanRequest) -> list[str]:
-    wide = choices.weight_slots > _SLOTS[-1]["weight_slots"]
+    wide = choices.weight_slots > NARROW.weight_slots
     reasons = [
         f"{choices.weight_slots} weight, {choices.gradient_slots} gradient and {choices.state_slots} state buffers: "
         + ("enough to overlap everything" if wide else "more do not fit, so little overlaps")

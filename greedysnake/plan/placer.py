@@ -9,7 +9,8 @@ from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.costs import StepCosts
 from greedysnake.plan.memory import Needs, step_needs
 from greedysnake.plan.program import Placement, phase_work, solve, space_rows, step_totals
-from greedysnake.plan.query import NARROW, WIDE, Case, PlanQuery, over, with_slots
+from greedysnake.plan.query import Case, PlanQuery, over
+from greedysnake.plan.slots import NARROW, WIDE, with_slots
 from greedysnake.schedule import Choices, StepShape, Tier
 
 

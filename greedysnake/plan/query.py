@@ -12,10 +12,6 @@ from greedysnake.plan.step_costs import least_seconds, step_costs
 from greedysnake.plan.workload import Workload
 from greedysnake.schedule import BUILDERS, Choices, StepShape, Tier
 
-WIDE = Choices(weight_slots=3, gradient_slots=2, state_slots=4)
-"""Buffers for one unit in use, one arriving, one leaving; a gradient in use and one that is being applied."""
-NARROW = Choices(weight_slots=2, gradient_slots=1, state_slots=2)
-"""The least: little overlaps, but it runs."""
 SIMULATED_CHUNKS = 1600
 """Optimizer chunks of all units that a simulated step has at most; larger models' chunks go in bundles."""
 
@@ -93,7 +89,7 @@ class Case:
             self.choices,
             computing=self.computing_bytes(query),
             slots=2 if query.second_slot else 1,
-            holds_all=query.schedule == "horizontal" and self.batch.micro_batches > 1,
+            schedule=query.schedule,
         )
 
     def computing_bytes(self, query: PlanQuery) -> int:
@@ -130,16 +126,6 @@ class Candidate:
         """Tokens of a step by its seconds."""
         batch = self.case.batch
         return batch.micro_batches * batch.rows * batch.tokens / self.step.seconds
-
-
-def with_slots(choices: Choices, slots: Choices) -> Choices:
-    """``choices`` with as many buffers of each kind as ``slots`` has."""
-    return replace(
-        choices,
-        weight_slots=slots.weight_slots,
-        gradient_slots=slots.gradient_slots,
-        state_slots=slots.state_slots,
-    )
 
 
 def fits(needs: Needs, limits: Limits) -> bool:

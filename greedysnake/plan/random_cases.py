@@ -3,7 +3,8 @@
 import random
 
 from greedysnake.plan.activations import BatchShape
-from greedysnake.plan.query import NARROW, WIDE, Case, PlanQuery, with_slots
+from greedysnake.plan.query import Case, PlanQuery
+from greedysnake.plan.slots import NARROW, WIDE, with_slots
 from greedysnake.schedule import Choices, Tier
 
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)

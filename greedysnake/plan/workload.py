@@ -76,7 +76,6 @@ class Workload:
         distinct: the same with one layer of each kind, for estimates that look at all layers.
         parts: sizes of embedding, decoder layers and head.
         vocabulary: rows of the output projection.
-        embedding_parameters: what a token's row is looked up in, which costs no multiplications.
     """
 
     name: str
@@ -85,7 +84,6 @@ class Workload:
     distinct: Skeleton
     parts: tuple[PartSizes, ...]
     vocabulary: int
-    embedding_parameters: int
 
     @property
     def parameters(self) -> int:
@@ -195,7 +193,6 @@ def describe_model(config: PretrainedConfig, *, dtype: str = "bfloat16", name: s
         distinct=_one_of_each(skeleton),
         parts=tuple(parts),
         vocabulary=int(text.vocab_size),
-        embedding_parameters=parts[0].parameters,
     )
 
 

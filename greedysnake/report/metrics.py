@@ -37,9 +37,7 @@ class MetricsFile:
         """
         self._file.write(_to_json(record).encode() + b"\n")
         self._file.flush()
-        os.fsync(
-            self._file.fileno()
-        )  # a fraction of a millisecond; a snapshot then never has more steps than this file
+        os.fsync(self._file.fileno())  # a fraction of a millisecond: no snapshot then has more steps than this file
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

@@ -155,11 +155,6 @@ class Choices:
         """Whether any boundaries leave the memory that they were computed in until the backward."""
         return self.boundaries_on_ssd > 0 or (self.separate_device and self.boundaries_on_device < 1)
 
-    @property
-    def some_resident(self) -> bool:
-        """Whether anything stays in host memory that would otherwise go through SSD."""
-        return self.resident_weights > 0 or self.resident_state > 0
-
     def weights_resident(self, unit: int) -> bool:
         """Whether a unit's weights stay in host memory; those that do are spread evenly over the model."""
         return _in_share(self.resident_weights, unit)
