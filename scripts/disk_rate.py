@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 from greedysnake.storage import Store, Transfer, aligned_empty, remove_store
-from greedysnake.storage.folders import IO_THREADS
+from greedysnake.storage.folders import READ_THREADS
 from greedysnake.storage.geometry import STRIPE_BYTES
 
 EXTENT_BYTES = 5 * STRIPE_BYTES
@@ -79,7 +79,7 @@ def fio_rate(folders: list[Path], mode: str, *, engine: str, memory: str) -> flo
         engine: ``"psync"``: a thread for each part of a file; ``"libaio"``: one queue for each file, as deep.
         memory: what fio calls iomem.
     """
-    threads, depth = (IO_THREADS, 1) if engine == "psync" else (1, IO_THREADS)
+    threads, depth = (READ_THREADS, 1) if engine == "psync" else (1, READ_THREADS)
     command = ["fio", "--output-format=json", "--thread", "--direct=1", f"--ioengine={engine}", f"--iodepth={depth}"]
     command += [
         f"--bs={STRIPE_BYTES}",

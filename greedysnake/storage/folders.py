@@ -14,8 +14,11 @@ from greedysnake.storage.small_files import remove_file, sync_folder
 from greedysnake.storage.striping import StripedFile
 from greedysnake.storage.system import System, reason, uninterrupted
 
-IO_THREADS = 4
-"""Of each direction and folder."""
+READ_THREADS = 4
+"""Of each folder."""
+WRITE_THREADS = 8
+"""Of each folder. Each piece is checksummed before it is written, so at any time some of them compute: with 4 the disk
+reached 84 % of what fio gets from it, with 8 all of it."""
 
 
 class HeldFolders:
@@ -41,8 +44,8 @@ class HeldFolders:
         self.paths = tuple(paths)
         self.system = system
         self._locks: list[FolderLock] = []
-        self._readers = [ThreadPoolExecutor(IO_THREADS, thread_name_prefix="greedysnake-read") for _ in paths]
-        self._writers = [ThreadPoolExecutor(IO_THREADS, thread_name_prefix="greedysnake-write") for _ in paths]
+        self._readers = [ThreadPoolExecutor(READ_THREADS, thread_name_prefix="greedysnake-read") for _ in paths]
+        self._writers = [ThreadPoolExecutor(WRITE_THREADS, thread_name_prefix="greedysnake-write") for _ in paths]
         try:
             for path in self.paths:
                 self._locks.append(FolderLock(path, writable=writable, system=system))
