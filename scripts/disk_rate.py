@@ -3,8 +3,8 @@
     python scripts/disk_rate.py FOLDER [FOLDER ...] [--gib 2] [--rounds 5] [--fio-memory shmhuge]
 
 The folders get a store with two slots of GIB/2 gibibytes, which is removed at the end. Both sides use direct I/O in
-blocks of 8 MiB with as many threads (or requests in a queue), end writing with a flush, and take turns, so that what
-else the disk does meets both. The store's writes are checksummed, as in training. Without fio, only its own rates
+blocks of 8 MiB, four under way at a time (the store has more threads for writing, as each computes a checksum first),
+end writing with a flush, and take turns, so that what else the disk does meets both. Without fio, only its own rates
 are shown.
 
 The store's memory is in huge pages, which makes direct I/O a good deal faster on some disks. fio's is in ordinary pages
