@@ -65,7 +65,7 @@ def write_model(
     checkpoint = Checkpoint(Path(model), config_of(model)) if isinstance(model, str | Path) else None
     last = len(skeleton.layouts) - 1
     for units in [(0, last), *((unit,) for unit in range(1, last))]:
-        masters = {unit: torch.zeros(skeleton.layouts[unit].gradient_elements) for unit in units}
+        masters = {unit: torch.zeros(skeleton.layouts[unit].elements) for unit in units}
         initialize_units(skeleton, masters, seed)
         if checkpoint is not None:
             checkpoint.fill(skeleton, masters)

@@ -16,7 +16,7 @@ from greedysnake.units import parse_bytes
 DEFAULT_SNAPSHOT_STEPS = 20
 """Steps between snapshots where something stays in host memory, so that a snapshot has a cost."""
 
-LAYOUT = ("dtype", "layers_per_unit", "chunk_elements", "seed", "second_slot")
+LAYOUT = ("dtype", "layers_per_unit", "chunk_elements", "seed", "second_slot", "freeze")
 """What decides the bytes in a store and the numbers in them: it cannot change when a run is resumed."""
 
 
@@ -48,6 +48,8 @@ class TrainerSettings:
             taken in the forward of the next one, when its delayed updates have been made.
         second_slot: whether the storage has two places for everything, so that a run that is killed can be resumed;
             without, it takes half the disk, and only a run that was closed can.
+        freeze: patterns over names of parameters that are not trained, such as ``"model.embed_tokens.*"``: they have no
+            gradient and no state, and are only read.
         chunk_elements: most parameters updated as one, a multiple of 4096.
         max_skipped_steps: steps in a row that may be skipped because they are not finite; in float16, steps that
             only lower the loss scale are not counted.
@@ -77,6 +79,7 @@ class TrainerSettings:
     resident_state: float | None = 0.0
     snapshot_every: int | None = None
     second_slot: bool = True
+    freeze: tuple[str, ...] = ()
     chunk_elements: int = DEFAULT_CHUNK_ELEMENTS
     max_skipped_steps: int = 10
     loss_scaling: LossScaling | None = None
@@ -100,9 +103,12 @@ class TrainerSettings:
         Raises:
             ConfigError: a name is unknown, or as for the class itself.
         """
-        if problems := cls._unknown(values):
+        problems = cls._unknown(values)
+        if isinstance(freeze := values.get("freeze", ()), str):
+            problems.append(f"freeze: {freeze!r} is not a list of patterns; write [{freeze!r}]")
+        if problems:
             raise ConfigError("\n".join(problems))
-        return cls(**values)
+        return cls(**{**values, "freeze": tuple(freeze)})
 
     @classmethod
     def _unknown(cls, values: Iterable[str]) -> list[str]:
@@ -163,6 +169,7 @@ class TrainerSettings:
         optimizer, rate, scaling = values["optimizer"], values["learning_rate"], values["loss_scaling"]
         typed = {
             "storage": tuple(map(Path, values["storage"])),
+            "freeze": tuple(values["freeze"]),
             "optimizer": AdamW(**{**optimizer, "betas": tuple(optimizer["betas"])}),
             "learning_rate": None if rate is None else LearningRate(**rate),
             "loss_scaling": None if scaling is None else LossScaling(**scaling),

@@ -27,7 +27,7 @@ from greedysnake.engine.prepared import PreparedPlan
 from greedysnake.engine.progress import Progress
 from greedysnake.engine.results import StepResult
 from greedysnake.engine.settings import TrainerSettings
-from greedysnake.engine.unit_store import durable_extents, read_unit_weights, scratch_extents
+from greedysnake.engine.unit_store import durable_extents, fixed_extents, read_unit_weights, scratch_extents
 from greedysnake.engine.work import NonFiniteStepError, StepWork
 from greedysnake.errors import NonFiniteError
 from greedysnake.models.export import export_model
@@ -77,6 +77,7 @@ class Trainer:
             layers_per_unit=chosen.layers_per_unit,
             chunk_elements=chosen.chunk_elements,
             frozen=frozen_names(model),
+            freeze=chosen.freeze,
         )
         self._set_up(chosen, skeleton, Progress(), dict(notes or {}))
         plan = None if batch is None else make_plan(skeleton, batch, self._request)
@@ -85,6 +86,7 @@ class Trainer:
             run=uuid.uuid4().hex,
             slots=2 if chosen.second_slot else 1,
             durable=durable_extents(skeleton.layouts),
+            fixed=fixed_extents(skeleton.layouts),
             scratch={} if plan is None else self._scratch(plan),
             system=system,
         )

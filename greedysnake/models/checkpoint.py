@@ -80,7 +80,7 @@ class Checkpoint:
 
         Args:
             skeleton: the model, built from the same config.
-            masters: by unit, float32 memory with the layout of its gradient buffer, filled in place.
+            masters: by unit, float32 [layout.elements] laid out as its gradient buffer, filled in place.
 
         Raises:
             ModelError: a weight is missing, damaged or of another shape.

@@ -31,7 +31,7 @@ def initialize_units(skeleton: Skeleton, masters: Mapping[int, Tensor], seed: in
 
     Args:
         skeleton: the model.
-        masters: by unit, float32 memory with the layout of its gradient buffer, filled in place.
+        masters: by unit, float32 [layout.elements] laid out as its gradient buffer, filled in place.
         seed: of the run.
     """
     for unit, master in masters.items():

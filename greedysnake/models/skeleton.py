@@ -7,7 +7,7 @@ parameters become views of flat buffers (:meth:`Skeleton.attach`), and gives the
 
 import copy
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from greedysnake.errors import ModelError
+from greedysnake.errors import ConfigError, ModelError
+from greedysnake.models.freezing import frozen_by
 from greedysnake.models.layout import DEFAULT_CHUNK_ELEMENTS, ParameterInfo, UnitLayout, lay_out
 from greedysnake.models.structure import Structure, find_layers, inspect_structure
 
@@ -37,6 +38,21 @@ class Skeleton:
     unit_layers: tuple[tuple[int, ...], ...]
     layouts: tuple[UnitLayout, ...]
     parameters: dict[str, nn.Parameter]
+
+    @property
+    def first_trained(self) -> int:
+        """The first unit that has anything to train: no gradient is needed before it."""
+        return next(unit for unit, layout in enumerate(self.layouts) if layout.chunks)
+
+    @property
+    def parameter_count(self) -> int:
+        """Elements of all parameters, shared ones once."""
+        return sum(slot.elements for layout in self.layouts for slot in layout.parameters)
+
+    @property
+    def trained_count(self) -> int:
+        """Elements of the parameters that are trained."""
+        return sum(slot.elements for layout in self.layouts for slot in layout.parameters if slot.trainable)
 
     @property
     def unit_names(self) -> tuple[str, ...]:
@@ -62,7 +78,7 @@ class Skeleton:
             else:
                 device = None if gradients is None else gradients.device
                 parameter.data = torch.empty(1, dtype=slot.dtype, device=device).expand(slot.shape)
-            parameter.grad = None if gradients is None or not parameter.requires_grad else slot.gradient(gradients)
+            parameter.grad = slot.gradient(gradients) if gradients is not None and slot.trainable else None
 
     def detach(self, unit: int) -> None:
         """Leave a unit's parameters without storage."""
@@ -100,6 +116,7 @@ def build_skeleton(
     layers_per_unit: int = 1,
     chunk_elements: int = DEFAULT_CHUNK_ELEMENTS,
     frozen: Collection[str] = (),
+    freeze: Sequence[str] = (),
 ) -> Skeleton:
     """Build the model of ``config`` without weights and cut it into units.
 
@@ -109,12 +126,19 @@ def build_skeleton(
         layers_per_unit: decoder layers loaded and computed as one.
         chunk_elements: most elements of an optimizer chunk.
         frozen: names of parameters that are not trained, besides those that the architecture itself freezes.
+        freeze: patterns over names of more of them.
 
     Raises:
         ModelError: the model cannot be built, or not be run layer by layer.
+        ConfigError: a pattern matches nothing, or nothing is left to train.
     """
     model = empty_model(config, dtype)
-    infos = _parameter_infos(model, frozen)
+    infos = _parameter_infos(model, frozenset(frozen) | frozen_by(model, freeze))
+    if not any(info.trainable for info in infos.values()):
+        raise ConfigError(
+            f"freeze: all {len(infos)} parameters of the model are frozen, so there is nothing to train. Leave some "
+            f"out of the patterns"
+        )
     parameters = _replace_tensors(model, infos)
     layers_name, _ = find_layers(model)
     outside = [name for name in parameters if not name.startswith(f"{layers_name}.")]
