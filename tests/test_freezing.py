@@ -52,7 +52,9 @@ CASES = [
     Case((EMBEDDING, f"{LAYERS}[01].*"), schedule="horizontal", layers_per_unit=2, gradients="ssd"),
     Case((EMBEDDING, f"{LAYERS}[013].*", HEAD), micro_batches=1),
     Case((EMBEDDING, f"{LAYERS}[0-2].*"), layers_per_unit=3),  # one of the layers of a unit is trained
-    Case((EMBEDDING, f"{LAYERS}*"), name="gemma3_text", delayed_share=1.0, max_grad_norm=0.01),  # only a tied head's norm
+    Case(
+        (EMBEDDING, f"{LAYERS}*"), name="gemma3_text", delayed_share=1.0, max_grad_norm=0.01
+    ),  # only a tied head's norm
     Case((EMBEDDING, f"{LAYERS}*"), delayed_share=0.0, on_ssd=1.0),  # only the head
     Case((EMBEDDING, f"{LAYERS}*"), schedule="horizontal", device="emulated", on_ssd=0.5),
     Case(("transformer.wte.*",), name="gpt2"),  # half of what is before the first layer
@@ -94,8 +96,8 @@ def test_what_is_trained_is_bitwise_plain_pytorch(case, tmp_path):
         parameter.requires_grad_(slots[name].trainable)
     plain = PlainTrainer(model, trainer.settings.optimizer, seed=3, lr=lambda step: 2e-3)
     clipped = False
-    for step, batch in enumerate(random_batches(steps)):
-        batch = batch[: case.micro_batches]
+    for step, whole_batch in enumerate(random_batches(steps)):
+        batch = whole_batch[: case.micro_batches]
         result = trainer.step(batch)
         clipped |= result.clipped
         schedule = trainer.plan.build(pending=step > 0)

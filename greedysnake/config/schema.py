@@ -157,9 +157,7 @@ class LoraSection(Section):
 
     r: Count = Field(description="Rank of the adapters.", examples=[16])
     alpha: Positive = Field(description="An adapter's output is scaled by `alpha` / `r`.", examples=[32])
-    dropout: UnderOne = Field(
-        default=0.0, description="Share of the adapters' inputs that is dropped in training."
-    )
+    dropout: UnderOne = Field(default=0.0, description="Share of the adapters' inputs that is dropped in training.")
     target_modules: Targets = Field(
         default="all-linear",
         description="Modules that get an adapter, by the end of their names, such as `[q_proj, v_proj]`. `all-linear`: "

@@ -156,7 +156,8 @@ class Executor:
     def _load_weights(self, operation: Operation, work: StepWork) -> Transfer:
         unit, slot = _unit(operation), self._buffers[operation.writes[0]]
         return Transfer.together(
-            self._store.read(key, chunk.weights(slot)) for key, chunk in weight_places(unit, self._skeleton.layouts[unit])
+            self._store.read(key, chunk.weights(slot))
+            for key, chunk in weight_places(unit, self._skeleton.layouts[unit])
         )
 
     def _copy_weights(self, operation: Operation, work: StepWork) -> None:

@@ -16,7 +16,6 @@ from greedysnake.models.checkpoint import INDEX_NAME
 from greedysnake.models.lora import merge_adapters, write_adapter
 from greedysnake.models.skeleton import Skeleton
 
-
 ReadUnit = Callable[[int], dict[str, Tensor]]
 """Gives a unit's parameters by full name, in memory that nobody else uses."""
 

@@ -1,10 +1,10 @@
 """How a unit's parameters lie in flat buffers, and how optimizer chunks cut them.
 
 A unit's weights are one byte buffer, its gradient one float32 buffer. Parameters that are trained come first, the
-frozen ones, which have neither gradient nor state, behind them. Parameters of one dtype lie together, each from a multiple of 64 elements: torch's fused AdamW gives bitwise the same numbers for a
-slice as for the whole parameter when the slice starts at a multiple of 8 elements from the parameter's
-start. Chunks are whole blocks of 4096 elements, so that weights, remainders and moments of a chunk are
-whole blocks on disk too.
+frozen ones, which have neither gradient nor state, behind them. Parameters of one dtype lie together, each from a
+multiple of 64 elements: torch's fused AdamW gives bitwise the same numbers for a slice as for the whole parameter
+when the slice starts at a multiple of 8 elements from the parameter's start. Chunks are whole blocks of 4096
+elements, so that weights, remainders and moments of a chunk are whole blocks on disk too.
 """
 
 from collections.abc import Mapping

@@ -118,7 +118,9 @@ def add_adapters(model: PreTrainedModel, lora: Lora) -> None:
     if not isinstance(lora.target_modules, str):
         lost = [t for t in lora.target_modules if not any(n == t or n.endswith(f".{t}") for n in names)]
         if lost:
-            linear = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+            linear = {
+                name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)
+            }
             raise ConfigError(
                 f"lora.target_modules: the model has no modules named {', '.join(lost)}; its linear modules are "
                 f"{', '.join(sorted(linear))}"

@@ -180,7 +180,8 @@ def phase_work(
         h2d=(Expression(sizes.copied_weights) + leaving) if separate_device else none,
         d2h=Expression(sizes.gradients) if separate_device else none,
         compute=Expression(
-            micro_batches * sum(unit.backward for unit in seconds[shape.first_trained :]) + sizes.gradients / costs.device_fill  # zeros
+            micro_batches * sum(unit.backward for unit in seconds[shape.first_trained :])
+            + sizes.gradients / costs.device_fill  # zeros
         ),
         cpu=updates
         + gradients_in_host * (held / costs.copy)

@@ -218,7 +218,9 @@ def _one_of_each(skeleton: Skeleton) -> Skeleton:
     """The skeleton with one layer for each set of parameter shapes."""
     kinds: dict[tuple[object, ...], int] = {}
     for unit in range(1, len(skeleton.layouts) - 1):
-        kinds.setdefault(tuple((slot.shape, slot.dtype, slot.trainable) for slot in skeleton.layouts[unit].parameters), unit)
+        kinds.setdefault(
+            tuple((slot.shape, slot.dtype, slot.trainable) for slot in skeleton.layouts[unit].parameters), unit
+        )
     units = (0, *kinds.values(), len(skeleton.layouts) - 1)
     return replace(
         skeleton,

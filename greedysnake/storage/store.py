@@ -2,7 +2,8 @@
 
 Durable extents have two slots. Writes go to the slot that is *not* committed, so a commit (flush, then
 one rename) copies nothing and a crash or a rollback at any instant leaves the last commit whole.
-Fixed extents have one slot, are written before the first commit, and only read from then on. Scratch extents have one slot and no promise. The store knows bytes by key and nothing of models.
+Fixed extents have one slot, are written before the first commit, and only read from then on. Scratch
+extents have one slot and no promise. The store knows bytes by key and nothing of models.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -190,9 +191,7 @@ class Store:
     @property
     def disk_bytes(self) -> int:
         """Bytes of disk that the files take."""
-        return store_bytes(
-            self._extents, self._scratch, slots=self._committed.slot_count, fixed=self._fixed
-        )
+        return store_bytes(self._extents, self._scratch, slots=self._committed.slot_count, fixed=self._fixed)
 
     def disk_use(self) -> list[FolderBudget]:
         """Bytes that the files take in each folder, and what is left there."""
@@ -368,7 +367,13 @@ class Store:
             kept if key not in self._written else [piece.result() for piece in self._written[key]]
             for key, kept in zip(self._fixed, self._committed.fixed_checksums, strict=True)
         ]
-        update = {"slots": slots, "checksums": checksums, "fixed_checksums": fixed, "contents": contents, "dirty": False}
+        update = {
+            "slots": slots,
+            "checksums": checksums,
+            "fixed_checksums": fixed,
+            "contents": contents,
+            "dirty": False,
+        }
         return self._committed.model_copy(update=update)
 
     def _mark_dirty(self) -> None:
@@ -429,9 +434,7 @@ class Store:
                 checksum=checksum,
             )
             for key, file, checksums in extents
-            for piece, checksum in zip(
-                file.pieces(self._offsets[key], self._size(key)), checksums, strict=True
-            )
+            for piece, checksum in zip(file.pieces(self._offsets[key], self._size(key)), checksums, strict=True)
         ]
         return damages(pieces, progress)
 
