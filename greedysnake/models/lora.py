@@ -95,7 +95,7 @@ class Lora:
         targets = self.target_modules
         return LoraConfig(
             r=self.r,
-            lora_alpha=self.alpha,  # type: ignore[arg-type]  # peft says int and only divides it
+            lora_alpha=self.alpha,  # peft says int, and only divides it
             lora_dropout=self.dropout,
             target_modules=targets if isinstance(targets, str) else list(targets),
             bias=self.bias,
