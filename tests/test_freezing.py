@@ -9,10 +9,16 @@ import torch
 from architectures import random_batches, small_config
 from committed import weights_in
 from plain import PlainTrainer
+from small_run import run_well, write_config
 from transformers import AutoModelForCausalLM
 
 from greedysnake import AdamW, Trainer
 from greedysnake.errors import ConfigError, StorageError
+from greedysnake.models.skeleton import build_skeleton
+from greedysnake.plan.activations import BatchShape
+from greedysnake.plan.placement import step_shape
+from greedysnake.plan.program import step_totals
+from greedysnake.plan.workload import describe_model
 from greedysnake.schedule import Kind
 from greedysnake.storage import Store
 
@@ -200,6 +206,38 @@ def test_patterns_that_make_no_sense(freeze, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         Trainer(small_config("llama"), tmp_path / "store", dtype="float32", freeze=freeze)
     assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("freeze", [(EMBEDDING, f"{LAYERS}[01].*"), (f"{LAYERS}*",), ("*norm*",)])
+def test_the_planner_counts_what_is_frozen_as_the_engine_does(freeze):
+    config, batch = small_config("llama"), BatchShape(micro_batches=2, rows=1, tokens=32)
+    workload = describe_model(config, freeze=freeze)
+    planned = workload.step_shape(batch, chunks_per_unit=10**6)
+    engine = step_shape(build_skeleton(config, dtype=torch.bfloat16, freeze=freeze), batch)
+    for ours, theirs in zip(planned.units, engine.units, strict=True):
+        assert ours.frozen_weight_bytes == theirs.frozen_weight_bytes
+        assert (ours.weight_bytes, ours.gradient_bytes) == (theirs.weight_bytes, theirs.gradient_bytes)
+    assert planned.first_trained == engine.first_trained
+    everything = step_totals(describe_model(config).step_shape(batch), updates_in_backward=True)
+    sizes = step_totals(planned, updates_in_backward=True)
+    assert sizes.weights + sum(unit.frozen_weight_bytes for unit in planned.units) == sizes.all_weights
+    assert sizes.weights < everything.weights
+    assert sizes.state == 5 * sizes.weights
+    whole = describe_model(config).flops(batch)
+    for frozen, full in zip(workload.flops(batch), whole, strict=True):
+        assert frozen.forward == full.forward
+        assert frozen.backward <= full.backward
+
+
+def test_a_simulated_step_moves_less_where_much_is_frozen(tmp_path, capsys):
+    path, found = write_config(tmp_path), []
+    for override in ["training.freeze=null", "training.freeze=[model.*]"]:
+        run_well("simulate", path, override, "--json")
+        found.append(json.loads(capsys.readouterr().out))
+    whole, head = found
+    assert head["ssd_written_bytes"] < whole["ssd_written_bytes"] / 2
+    assert head["ssd_read_bytes"] < whole["ssd_read_bytes"] / 2
+    assert head["step_seconds"] < whole["step_seconds"]
 
 
 def test_a_tied_embedding_is_frozen_by_either_name(tmp_path):
