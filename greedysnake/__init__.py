@@ -10,15 +10,17 @@ if TYPE_CHECKING:
     from greedysnake.engine.results import StepResult
     from greedysnake.engine.settings import TrainerSettings
     from greedysnake.engine.trainer import Trainer
+    from greedysnake.models.lora import Lora
     from greedysnake.optim import AdamW, LearningRate
 
 __version__ = "0.1.0"
-__all__ = ["AdamW", "LearningRate", "StepResult", "Trainer", "TrainerSettings"]
+__all__ = ["AdamW", "LearningRate", "Lora", "StepResult", "Trainer", "TrainerSettings"]
 
 _HOMES = {
     "Trainer": "greedysnake.engine.trainer",
     "StepResult": "greedysnake.engine.results",
     "TrainerSettings": "greedysnake.engine.settings",
+    "Lora": "greedysnake.models.lora",
     "AdamW": "greedysnake.optim",
     "LearningRate": "greedysnake.optim",
 }

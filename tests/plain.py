@@ -19,7 +19,10 @@ from greedysnake.models.structure import find_layers
 
 
 class PlainTrainer:
-    """The same steps as :class:`greedysnake.Trainer`, the ordinary way, in float32."""
+    """The same steps as :class:`greedysnake.Trainer`, the ordinary way, in float32.
+
+    Parameters that do not require gradients are not given to the optimizer.
+    """
 
     def __init__(self, model: PreTrainedModel, settings: AdamW, *, seed: int, lr: Callable[[int], float]) -> None:
         self.model = model.train()
@@ -29,7 +32,7 @@ class PlainTrainer:
         seen = set()
         for module in model.modules():
             for name, parameter in module.named_parameters(recurse=False):
-                if id(parameter) not in seen:
+                if parameter.requires_grad and id(parameter) not in seen:
                     seen.add(id(parameter))
                     groups[decays(module, name, parameter) or settings.decay_norms_and_biases].append(parameter)
         self.optimizer = torch.optim.AdamW(
@@ -58,6 +61,8 @@ class PlainTrainer:
             gradients.append({name: p.grad.clone() for name, p in twin.named_parameters() if p.grad is not None})
         head_order = list(order("head"))
         for name, parameter in self.model.named_parameters():
+            if not parameter.requires_grad:
+                continue
             parameter.grad = _added(gradients, name, order(name))
             if name in tied:
                 parameter.grad = _added(gradients, tied[name], head_order) + parameter.grad
@@ -75,7 +80,7 @@ class PlainTrainer:
         embedding, head = twin.get_input_embeddings(), twin.get_output_embeddings()
         if head is None or head.weight is not embedding.weight:
             return twin, {}
-        head.weight = nn.Parameter(embedding.weight.detach().clone())
+        head.weight = nn.Parameter(embedding.weight.detach().clone(), requires_grad=embedding.weight.requires_grad)
         names = {id(p): name for name, p in twin.named_parameters()}
         return twin, {names[id(embedding.weight)]: names[id(head.weight)]}
 

@@ -1,6 +1,7 @@
 """Flat buffers: where parameters lie, and how chunks cut them."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,6 +22,9 @@ infos = st.builds(
     shape=shapes,
     dtype=st.sampled_from([torch.bfloat16, torch.float16, torch.float32]),
     decay=st.booleans(),
+)
+mixed = st.lists(st.tuples(infos, st.booleans()), max_size=8).map(
+    lambda found: {f"layer.{i}": replace(info, trainable=trainable) for i, (info, trainable) in enumerate(found)}
 )
 parameters = st.lists(infos, max_size=8).map(lambda found: {f"layer.{i}": info for i, info in enumerate(found)})
 chunk_sizes = st.integers(1, 6).map(lambda blocks: blocks * CHUNK_ALIGNMENT)
@@ -94,6 +98,31 @@ def test_every_element_lies_in_exactly_one_piece(parameters, chunk_elements):
     for slot in layout.parameters:
         expected[slot.gradient_offset :][: slot.elements] = 2 if slot.decay else 1
     assert torch.equal(decayed, expected)
+
+
+@settings(max_examples=150, deadline=None)
+@given(parameters=mixed, chunk_elements=chunk_sizes)
+def test_frozen_parameters_lie_behind_the_others_and_have_weights_alone(parameters, chunk_elements):
+    layout = lay_out(parameters, chunk_elements)
+    trained = {name: info for name, info in parameters.items() if info.trainable}
+    alone = lay_out(trained, chunk_elements)
+    assert layout.chunks == alone.chunks, "as if the frozen ones were not there"
+    assert layout.gradient_elements == alone.gradient_elements
+    assert [slot for slot in layout.parameters if slot.trainable] == list(alone.parameters)
+    weight_end, end = alone.weight_bytes, alone.gradient_elements
+    for chunk in layout.frozen:
+        assert (chunk.weight_offset, chunk.gradient_offset, chunk.pieces) == (weight_end, end, ())
+        weight_end, end = weight_end + chunk.weight_bytes, end + chunk.elements
+    assert (layout.weight_bytes, layout.elements) == (weight_end, end)
+    shape = layout.shape()
+    assert shape.weight_bytes == layout.weight_bytes
+    assert shape.frozen_weight_bytes == weight_end - alone.weight_bytes
+    weights, everything = torch.zeros(layout.weight_bytes, dtype=torch.uint8), torch.zeros(layout.elements)
+    for number, slot in enumerate(layout.parameters, start=1):
+        slot.weight(weights).fill_(number)
+        slot.gradient(everything).fill_(number)
+    flat = [chunk.weights(weights).view(chunk.dtype).float() for chunk in (*layout.chunks, *layout.frozen)]
+    assert torch.equal(torch.cat([*flat, torch.empty(0)]), everything)
 
 
 @settings(max_examples=50, deadline=None)

@@ -29,16 +29,17 @@ CHUNK = st.integers(1, 64).map(
 
 @st.composite
 def shapes(draw: st.DrawFn) -> StepShape:
-    def unit(needs_weights: bool, least: int) -> UnitShape:
+    def unit(needs_weights: bool) -> UnitShape:
+        all_frozen = draw(st.integers(0, 3)) == 0
         return UnitShape(
-            chunks=tuple(draw(st.lists(CHUNK, min_size=least, max_size=5))),
+            chunks=tuple(draw(st.lists(CHUNK, min_size=0 if all_frozen else 1, max_size=0 if all_frozen else 5))),
             frozen_weight_bytes=draw(st.sampled_from([0, 8])),
             backward_needs_weights=needs_weights,
         )
 
     layers = draw(st.integers(1, 6))
     return StepShape(
-        units=(unit(draw(st.booleans()), 1), *(unit(True, 1) for _ in range(layers)), unit(True, 0)),
+        units=(unit(draw(st.booleans())), *(unit(True) for _ in range(layers)), unit(True)),
         micro_batches=draw(st.integers(1, 5)),
         boundary_bytes=draw(st.integers(1, 1000)),
         tied=draw(st.booleans()),
@@ -92,11 +93,13 @@ def test_a_step_does_everything_once(shape, choices, name):
     did = lambda kind: [(o.unit, o.micro_batch) for o in schedule.operations if o.kind == kind]  # noqa: E731
     head, micro_batches = len(shape.units) - 1, range(shape.micro_batches)
     assert sorted(did(Kind.FORWARD)) == [(u, m) for u in range(head) for m in micro_batches]
-    assert sorted(did(Kind.BACKWARD)) == [(u, m) for u in range(head) for m in micro_batches]
+    trained = [u for u, unit in enumerate(shape.units) if unit.chunks]
+    passed = range(min(trained, default=head), head)  # nothing before the first trained unit needs a gradient
+    assert sorted(did(Kind.BACKWARD)) == [(u, m) for u in passed for m in micro_batches]
     assert sorted(did(Kind.HEAD)) == [(head, m) for m in micro_batches]
     updates = sorted((o.unit, o.chunk) for o in schedule.operations if o.kind == Kind.UPDATE)
     assert updates == [(u, c) for u, unit in enumerate(shape.units) for c in range(len(unit.chunks))]
-    assert len(did(Kind.GRADIENT_NORM)) == len(shape.units)
+    assert sorted(did(Kind.GRADIENT_NORM)) == [(u, None) for u in trained]
     assert len(did(Kind.TOTAL_NORM)) == 1
 
 
@@ -130,6 +133,17 @@ def test_evaluation_gives_one_loss_a_micro_batch_and_changes_nothing(shape, choi
     check_schedule(schedule)
     assert sorted(o.micro_batch for o in schedule.operations if o.kind == Kind.LOSS) == list(range(shape.micro_batches))
     assert not [o for o in schedule.operations if o.kind in (Kind.UPDATE, Kind.STORE_STATE, Kind.STORE_BOUNDARY)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(shapes(), CHOICES, KINDS)
+def test_only_boundaries_that_a_backward_needs_are_kept(shape, choices, name):
+    schedule = BUILDERS[name](shape, choices, pending=True)
+    head = len(shape.units) - 1
+    first = min((u for u, unit in enumerate(shape.units) if unit.chunks), default=head)
+    kept = {o.unit for o in schedule.operations if o.kind == Kind.COPY_BOUNDARY_OUT}
+    assert kept == {u for u in range(max(0, first - 1), head) if choices.boundary_leaves(u, head + 1)}
+    assert {o.unit for o in schedule.operations if o.kind == Kind.COPY_BOUNDARY_IN} == kept
 
 
 def _small(**choices) -> Schedule:

@@ -713,7 +713,7 @@ def unsealed(text):
         (lambda _: "[1, 2]", "is not the manifest of a store"),
         (lambda _: "{}", "is not the manifest of a store"),
         (changed(format="something"), "is not the manifest of a store"),
-        (changed(version=1), "has format version 1; this version of greedysnake reads 2"),
+        (changed(version=1), "has format version 1; this version of greedysnake reads 3"),
         (lambda _: json.dumps({"format": "greedysnake-store", "version": 1}), "has format version 1; this"),
         (lambda text: text.replace("4096", "8192"), "its checksum does not fit its content"),
         (lambda text: json.dumps(unsealed(text)), "its checksum does not fit its content"),
@@ -732,6 +732,9 @@ def unsealed(text):
         (changed(extents=[["a", 4096], ["a", 12288]]), "its extents are not distinct names of whole blocks"),
         (changed(extents=[["a", 4096], ["b", 100]]), "its extents are not distinct names of whole blocks"),
         (changed(extents=[["a", 4096], ["b", -4096]]), "its extents are not distinct names of whole blocks"),
+        (changed(fixed=[["a", 4096]]), "its extents are not distinct names of whole blocks"),
+        (changed(fixed=[["f", 4096]]), "its checksums do not match its extents"),
+        (changed(fixed_checksums=[[1]]), "its checksums do not match its extents"),
     ],
 )
 def test_a_damaged_manifest_is_named(tmp_path, damage, message):

@@ -126,17 +126,21 @@ def preview(
 def export(
     run: Run,
     out: Annotated[Path, typer.Argument(help="Folder to create; transformers' from_pretrained loads it.")],
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Of a run with LoRA: the whole model, with the adapters merged into it.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
-    """Write a run's trained model to a folder that transformers loads."""
+    """Write a run's trained model to a folder that transformers loads; of LoRA, the adapters for peft."""
     from greedysnake.cli.exporting import export_run
 
-    report = export_run(run, out)
+    report = export_run(run, out, merge=merge)
     if as_json:
         typer.echo(json.dumps(report))
         return
     console = Console(soft_wrap=True, highlight=False)
-    console.print(f"Wrote the model after step {report['steps_done']} to {out}.")
+    what = "adapters" if report["adapter"] else "model"
+    console.print(f"Wrote the {what} after step {report['steps_done']} to {out}.")
 
 
 @app.command()

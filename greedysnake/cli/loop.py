@@ -120,6 +120,10 @@ def _rate(result: StepResult, resource: Resource, busy_share: float) -> float | 
 def finish_run(config: RunConfig, trainer: Trainer, record: RunRecord, seconds: float) -> dict[str, Any]:
     """Summary, pictures and trace."""
     summary = record.summary(seconds)
+    summary["parameters"], summary["trained_parameters"] = (
+        trainer.skeleton.parameter_count,
+        trainer.skeleton.trained_count,
+    )
     write_json_atomic(config.run / "summary.json", summary)
     losses = [(result.step, result.loss) for result in record.results if result.skipped is None]
     if losses:

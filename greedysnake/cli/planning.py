@@ -12,6 +12,7 @@ from transformers import AutoConfig
 from greedysnake.config import load_config
 from greedysnake.engine.opening import config_of
 from greedysnake.errors import ConfigError
+from greedysnake.models.lora import Lora
 from greedysnake.plan.forecast import CHINCHILLA_TOKENS, SHOWN_RESOURCES, Forecast, forecast, where
 from greedysnake.plan.hardware import Hardware, load_hardware
 from greedysnake.plan.pictures import draw_roofline, roofline_points
@@ -77,7 +78,13 @@ def make_query(model: str, hardware: Hardware, fixed: dict[str, Any], overrides:
     )
     engine, training = settings.engine, settings.training
     query = PlanQuery(
-        workload=describe_model(config, dtype=settings.model.dtype, name=str(settings.model.path or config.model_type)),
+        workload=describe_model(
+            config,
+            dtype=settings.model.dtype,
+            name=str(settings.model.path or config.model_type),
+            freeze=training.freeze or (),
+            lora=None if settings.lora is None else Lora.of_json(settings.lora.model_dump()),
+        ),
         hardware=_within(hardware, engine.host_memory, engine.device_memory),
         tokens=settings.data.sequence_length,
         micro_batches=training.micro_batches,

@@ -24,6 +24,8 @@ _FIXED = (
     "data",
     "training.micro_batches",
     "training.micro_batch_size",
+    "training.freeze",
+    "lora",
     "engine.layers_per_unit",
     "engine.chunk_elements",
     "engine.second_slot",

@@ -30,6 +30,8 @@ from greedysnake.engine.opening import MODEL_FOLDER, config_of
 from greedysnake.engine.trainer import Trainer
 from greedysnake.errors import ConfigError, DataError, GreedySnakeError, StorageError
 from greedysnake.models.layout import DEFAULT_CHUNK_ELEMENTS
+from greedysnake.models.lora import Lora
+from greedysnake.models.skeleton import Skeleton
 from greedysnake.optim import AdamW, LearningRate
 from greedysnake.plan.activations import BatchShape
 from greedysnake.report.metrics import cut_metrics, write_json_atomic, write_text_atomic
@@ -225,10 +227,16 @@ def make_trainer(config: RunConfig, inputs: Inputs) -> Trainer:
         layers_per_unit=config.engine.layers_per_unit,
         chunk_elements=config.engine.chunk_elements or DEFAULT_CHUNK_ELEMENTS,
         second_slot=config.engine.second_slot,
+        freeze=tuple(config.training.freeze or ()),
+        lora=_lora(config),
         batch=batch_shape(config, inputs),
         notes={DATA: inputs.batches.fingerprint},
         **changeable_settings(config),
     )
+
+
+def _lora(config: RunConfig) -> Lora | None:
+    return None if config.lora is None else Lora.of_json(config.lora.model_dump())
 
 
 def batch_shape(config: RunConfig, inputs: Inputs) -> BatchShape:
@@ -281,17 +289,26 @@ def _describe_plan(trainer: Trainer, config: RunConfig) -> str:
     plan = trainer.plan
     if plan is None:
         return ""
-    parameters = sum(slot.elements for layout in trainer.skeleton.layouts for slot in layout.parameters)
+    skeleton = trainer.skeleton
+    trained = "" if skeleton.trained_count == skeleton.parameter_count else f" ({_describe_trained(skeleton)})"
     described = plan.as_json()
     ssd, memory = described["ssd"], described["host_memory"]
     return (
-        f"Model: {parameters / 1e6:,.1f} M parameters in {len(plan.shape.units)} units, {config.model.dtype}\n"
+        f"Model: {skeleton.parameter_count / 1e6:,.1f} M parameters{trained} in {len(plan.shape.units)} units, "
+        f"{config.model.dtype}\n"
         f"Disk: {', '.join(map(_describe_folder, trainer.disk_use()))}; a step reads "
         f"{format_bytes(ssd['read_bytes_per_step'])} and writes {format_bytes(ssd['write_bytes_per_step'])}\n"
         f"{'' if config.engine.second_slot else ONE_SLOT}"
         f"Host memory: about {format_bytes(memory['expected_bytes'])} of {format_bytes(memory['budget_bytes'])}; "
         f"{torch.get_num_threads()} compute threads"
     )
+
+
+def _describe_trained(skeleton: Skeleton) -> str:
+    """How many parameters are trained, and which."""
+    count, share = skeleton.trained_count, skeleton.trained_count / skeleton.parameter_count
+    which = "the rest is frozen" if skeleton.lora is None else f"LoRA adapters of rank {skeleton.lora.r}"
+    return f"{count:,} of them trained, {share:.2%}: {which}"
 
 
 def _describe_folder(use: FolderBudget) -> str:

@@ -39,6 +39,10 @@ def cross_problems(values: Mapping[str, Any]) -> list[Problem]:
             text = f"found {every}, but there is no evaluation data; set data.evaluation or data.eval_share"
             problems.append(Problem("training.eval_every", text))
 
+    if values.get("training.freeze") is not None and "lora.r" in values:
+        text = "given with lora, which freezes everything but its adapters; keep one of them"
+        problems.append(Problem("training.freeze", text))
+
     if present("optimizer.warmup_steps", "training.steps"):
         warmup, steps = values["optimizer.warmup_steps"], values["training.steps"]
         if warmup >= steps:

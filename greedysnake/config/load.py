@@ -10,7 +10,7 @@ from greedysnake.config.checks import cross_problems
 from greedysnake.config.model_check import model_config_problems
 from greedysnake.config.problem import Problem, dotted, shown
 from greedysnake.config.reference import needed
-from greedysnake.config.schema import RunConfig, sections
+from greedysnake.config.schema import RunConfig, is_optional, sections
 from greedysnake.config.suggest import suggest_key
 from greedysnake.config.yaml_text import dump_yaml, parse_yaml
 from greedysnake.errors import ConfigError
@@ -114,6 +114,9 @@ def _tidy(raw: Settings) -> list[Problem]:
     schema = {name: list(model.model_fields) for name, model in sections().items()}
     problems = []
     for name, known in schema.items():
+        if is_optional(name) and raw.get(name) is None:
+            raw[name] = None
+            continue
         if name and raw.get(name) is None:
             raw[name] = {}  # a section that is absent or has nothing under it: its defaults, or its missing keys
         section = raw[name] if name else raw

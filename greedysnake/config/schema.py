@@ -5,7 +5,7 @@ Sections are frozen and refuse unknown keys. What ties settings of different sec
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
@@ -20,12 +20,15 @@ from greedysnake.config.values import (
     HalfShare,
     Integer,
     NonNegative,
+    Patterns,
     PlainMapping,
     Positive,
     Share,
     Size,
     StorageFolders,
+    Targets,
     Text,
+    UnderOne,
 )
 
 
@@ -128,6 +131,11 @@ class TrainingConfig(Section):
         description="Micro-batches in a step (M). Weights cross the SSD twice a step however many there are.",
     )
     micro_batch_size: Count = Field(default=1, description="Sequences in a micro-batch (B), computed at once.")
+    freeze: Patterns | None = Field(
+        default=None,
+        description="Patterns over names of parameters that are not trained, such as `model.embed_tokens.*` or "
+        "`model.layers.[0-7].*`. They have no gradient and no optimizer state, and are only read from SSD; null: none.",
+    )
     eval_every: Count | None = Field(
         default=None,
         description="Steps between evaluations. Needs evaluation data; null: no evaluation in between.",
@@ -141,6 +149,31 @@ class TrainingConfig(Section):
         default=10,
         description="Steps in a row with a non-finite loss or gradient that stop the run. "
         "Such a step changes no weights. In float16, steps that only lower the loss scale are not counted.",
+    )
+
+
+class LoraSection(Section):
+    """Adapters (LoRA) to train instead of the model's own parameters. Left out or null: no adapters."""
+
+    r: Count = Field(description="Rank of the adapters.", examples=[16])
+    alpha: Positive = Field(description="An adapter's output is scaled by `alpha` / `r`.", examples=[32])
+    dropout: UnderOne = Field(default=0.0, description="Share of the adapters' inputs that is dropped in training.")
+    target_modules: Targets = Field(
+        default="all-linear",
+        description="Modules that get an adapter, by the end of their names, such as `[q_proj, v_proj]`. `all-linear`: "
+        "every linear module but the output projection.",
+    )
+    bias: Literal["none", "all", "lora_only"] = Field(
+        default="none",
+        description="Biases of the model that are trained too; `lora_only`: those of the modules with adapters.",
+    )
+    use_rslora: Flag = Field(
+        default=False, description="Whether outputs are scaled by `alpha` over the square root of `r` instead."
+    )
+    init: Literal["default", "gaussian"] = Field(
+        default="default",
+        description="First values of an adapter's first matrix: as of a linear layer, or normal with a deviation of "
+        "1 / `r`. The second one is zero.",
     )
 
 
@@ -255,6 +288,7 @@ class RunConfig(Section):
     training: TrainingConfig
     optimizer: OptimizerConfig
     engine: EngineConfig = EngineConfig()
+    lora: LoraSection | None = None
 
     @model_validator(mode="after")
     def _settings_fit_together(self) -> "RunConfig":
@@ -277,6 +311,12 @@ def sections() -> dict[str, type[Section]]:
     """The model of every section by its name, in order; "" is the top level."""
     found: dict[str, type[Section]] = {"": RunConfig}
     for name, field in RunConfig.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            found[name] = field.annotation
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, Section):
+                found[name] = kind
     return found
+
+
+def is_optional(section: str) -> bool:
+    """Whether a section that is left out, or null, is off, and not one with its defaults."""
+    return section != "" and RunConfig.model_fields[section].default is None

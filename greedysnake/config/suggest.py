@@ -28,6 +28,11 @@ NAMES_ELSEWHERE = {
     "output_dir": "run",
     "alpha": "engine.delayed_share",
     "nvme_path": "engine.storage",
+    "lora_r": "lora.r",
+    "lora_rank": "lora.r",
+    "lora_alpha": "lora.alpha",
+    "lora_dropout": "lora.dropout",
+    "lora_target_modules": "lora.target_modules",
 }
 
 

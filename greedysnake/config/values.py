@@ -8,7 +8,7 @@ import math
 import os
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
@@ -17,6 +17,8 @@ from greedysnake.units import parse_bytes
 NEEDS_PATH = "needs a path (in quotes if it looks like a number or a date)"
 NEEDS_PATHS = "needs a path, or a list of one or more paths"
 NEEDS_FOLDERS = "needs a list of one or more folders, such as [/nvme0/run, /nvme1/run]"
+NEEDS_PATTERNS = "needs a list of one or more patterns, such as [model.embed_tokens.*]"
+NEEDS_TARGETS = "needs a list of one or more names of modules, such as [q_proj, v_proj], or all-linear"
 NEEDS_SIZE = "needs a size above 0, such as 16GiB or a number of bytes"
 NEEDS_BETAS = "needs two numbers, each at least 0 and below 1"
 NEEDS_PLAIN = "needs a mapping of plain data (text, numbers, true, false, null, lists, mappings)"
@@ -145,9 +147,12 @@ Integer = Annotated[int, Field(strict=True, ge=0, le=LARGEST_INT)]
 Count = Annotated[int, Field(strict=True, ge=1, le=LARGEST_INT)]
 
 _FromText = BeforeValidator(number_from_text)
+Names = Annotated[list[Text], Field(min_length=1)]
+Patterns = Annotated[Names, _needs(NEEDS_PATTERNS)]
+Targets = Annotated[Literal["all-linear"] | Names, _needs(NEEDS_TARGETS)]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False), _FromText]
 NonNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False), _FromText]
 Share = Annotated[float, Field(strict=True, ge=0, le=1), _FromText]
 HalfShare = Annotated[float, Field(strict=True, ge=0, le=0.5), _FromText]
-Decay = Annotated[float, Field(strict=True, ge=0, lt=1), _FromText]
-Betas = Annotated[tuple[Decay, Decay], _needs(NEEDS_BETAS)]
+UnderOne = Annotated[float, Field(strict=True, ge=0, lt=1), _FromText]
+Betas = Annotated[tuple[UnderOne, UnderOne], _needs(NEEDS_BETAS)]

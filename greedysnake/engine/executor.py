@@ -14,7 +14,14 @@ from greedysnake.engine.buffers import Buffers
 from greedysnake.engine.devices import Device, bytes_of
 from greedysnake.engine.endings import ContentEndings
 from greedysnake.engine.queues import QueueRun
-from greedysnake.engine.unit_store import boundary_key, gradient_key, state_key, weights_key
+from greedysnake.engine.unit_store import (
+    boundary_key,
+    frozen_key,
+    gradient_key,
+    state_key,
+    weight_places,
+    weights_key,
+)
 from greedysnake.engine.work import NonFiniteStepError, StepWork
 from greedysnake.models.layout import Chunk
 from greedysnake.models.streaming import StreamedModel
@@ -137,7 +144,8 @@ class Executor:
         if buffer.pool == "activation":
             # one that was brought back goes with the backward's own graph, as the head's input does with the head's
             unit = _unit(writer)
-            leaves = self._choices.boundary_leaves(unit, len(self._skeleton.layouts)) and self._model.training
+            kept = self._model.training and unit >= self._skeleton.first_trained - 1
+            leaves = kept and self._choices.boundary_leaves(unit, len(self._skeleton.layouts))
             if writer.kind == Kind.FORWARD and leaves:
                 self._model.boundary(unit, _micro_batch(writer)).untyped_storage().resize_(0)
         elif buffer in self._buffers:
@@ -148,8 +156,8 @@ class Executor:
     def _load_weights(self, operation: Operation, work: StepWork) -> Transfer:
         unit, slot = _unit(operation), self._buffers[operation.writes[0]]
         return Transfer.together(
-            self._store.read(weights_key(unit, index), chunk.weights(slot))
-            for index, chunk in enumerate(self._skeleton.layouts[unit].chunks)
+            self._store.read(key, chunk.weights(slot))
+            for key, chunk in weight_places(unit, self._skeleton.layouts[unit])
         )
 
     def _copy_weights(self, operation: Operation, work: StepWork) -> None:
@@ -178,8 +186,10 @@ class Executor:
         """The head, and the embedding where it is tied to it."""
         units = [_unit(operation), 0]
         weights = self._weights(operation)
-        for index, memory in enumerate(weights):
-            self._skeleton.attach(units[index], memory, gradients[index] if gradients else None)
+        trained = [unit for unit in units[: len(weights)] if self._skeleton.layouts[unit].chunks]
+        gradient_of = dict(zip(trained, gradients, strict=False))  # a loss alone has none
+        for unit, memory in zip(units, weights, strict=False):
+            self._skeleton.attach(unit, memory, gradient_of.get(unit))
         loss = self._model.head(_micro_batch(operation))
         for unit in units[: len(weights)]:
             self._skeleton.detach(unit)
@@ -190,8 +200,8 @@ class Executor:
         unit = _unit(operation)
         loaded = self._weights(operation)
         weights = loaded[0] if loaded else None  # an embedding's backward may not read them
-        gradient = self._read(operation, "gradient", "device_gradient")[0].view(torch.float32)
-        self._skeleton.attach(unit, weights, gradient)
+        gradients = self._read(operation, "gradient", "device_gradient")  # none where all of the unit is frozen
+        self._skeleton.attach(unit, weights, gradients[0].view(torch.float32) if gradients else None)
         self._model.backward(unit, _micro_batch(operation), weights)
         self._skeleton.detach(unit)
         self._device.synchronize()
@@ -304,7 +314,7 @@ class Executor:
 
     def fill_residents(self) -> None:
         """Read what stays in host memory from the store."""
-        for key, memory in self._residents():
+        for key, memory in (*self._residents(), *self._frozen_residents()):
             self._store.read(key, memory).wait()
 
     def store_residents(self) -> None:
@@ -313,7 +323,7 @@ class Executor:
             self._store.write(key, [memory]).wait()
 
     def _residents(self) -> Iterator[tuple[str, Tensor]]:
-        """Keys and memory of everything resident."""
+        """Keys and memory of everything resident that changes."""
         number = 0
         for unit, layout in enumerate(self._skeleton.layouts):
             weights = Buffer("resident_weights", unit)
@@ -324,6 +334,14 @@ class Executor:
                     yield weights_key(unit, index), chunk.weights(self._buffers[weights])
                 if state in self._buffers:
                     yield state_key(unit, index), self._buffers[state][: chunk.state_bytes]
+
+    def _frozen_residents(self) -> Iterator[tuple[str, Tensor]]:
+        """Keys and memory of everything resident that never changes."""
+        for unit, layout in enumerate(self._skeleton.layouts):
+            weights = Buffer("resident_weights", unit)
+            if weights in self._buffers:
+                for index, chunk in enumerate(layout.frozen):
+                    yield frozen_key(unit, index), chunk.weights(self._buffers[weights])
 
     # Helpers
 

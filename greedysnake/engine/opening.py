@@ -15,6 +15,7 @@ from greedysnake.engine.unit_store import write_unit
 from greedysnake.errors import ModelError, StorageError
 from greedysnake.models.checkpoint import Checkpoint, read_config
 from greedysnake.models.initialize import initialize_units
+from greedysnake.models.lora import Lora
 from greedysnake.models.skeleton import Skeleton, build_skeleton
 from greedysnake.storage import Store, System
 
@@ -65,7 +66,7 @@ def write_model(
     checkpoint = Checkpoint(Path(model), config_of(model)) if isinstance(model, str | Path) else None
     last = len(skeleton.layouts) - 1
     for units in [(0, last), *((unit,) for unit in range(1, last))]:
-        masters = {unit: torch.zeros(skeleton.layouts[unit].gradient_elements) for unit in units}
+        masters = {unit: torch.zeros(skeleton.layouts[unit].elements) for unit in units}
         initialize_units(skeleton, masters, seed)
         if checkpoint is not None:
             checkpoint.fill(skeleton, masters)
@@ -98,8 +99,8 @@ def _copy_weights(skeleton: Skeleton, masters: Mapping[int, Tensor], model: PreT
     """Weights and buffers of a loaded model."""
     values = model.state_dict()
     for unit, master in masters.items():
-        for slot in skeleton.layouts[unit].parameters:
-            slot.gradient(master).copy_(values[slot.name])
+        for name, slot in skeleton.base_slots(unit).items():
+            slot.gradient(master).copy_(values[name])
     for name, buffer in skeleton.persistent_buffers().items():
         buffer.copy_(values[name])
 
@@ -128,6 +129,7 @@ def open_committed(
             layers_per_unit=int(contents["settings"]["layers_per_unit"]),
             chunk_elements=int(contents["settings"]["chunk_elements"]),
             frozen=frozenset(contents["frozen"]),
+            lora=None if (lora := contents["settings"]["lora"]) is None else Lora.of_json(lora),
         )
         saved = load_file(folder / MODEL_FOLDER / BUFFERS_NAME)
         for name, buffer in skeleton.model.named_buffers():

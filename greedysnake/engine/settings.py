@@ -8,6 +8,7 @@ from typing import Any, Self
 from greedysnake.engine.arguments import check_arguments
 from greedysnake.errors import ConfigError
 from greedysnake.models.layout import DEFAULT_CHUNK_ELEMENTS
+from greedysnake.models.lora import Lora
 from greedysnake.optim import AdamW, LearningRate, LossScaling
 from greedysnake.plan.placement import PlanRequest
 from greedysnake.schedule import Tier
@@ -16,7 +17,7 @@ from greedysnake.units import parse_bytes
 DEFAULT_SNAPSHOT_STEPS = 20
 """Steps between snapshots where something stays in host memory, so that a snapshot has a cost."""
 
-LAYOUT = ("dtype", "layers_per_unit", "chunk_elements", "seed", "second_slot")
+LAYOUT = ("dtype", "layers_per_unit", "chunk_elements", "seed", "second_slot", "freeze", "lora")
 """What decides the bytes in a store and the numbers in them: it cannot change when a run is resumed."""
 
 
@@ -48,6 +49,9 @@ class TrainerSettings:
             taken in the forward of the next one, when its delayed updates have been made.
         second_slot: whether the storage has two places for everything, so that a run that is killed can be resumed;
             without, it takes half the disk, and only a run that was closed can.
+        freeze: patterns over names of parameters that are not trained, such as ``"model.embed_tokens.*"``: they have no
+            gradient and no state, and are only read.
+        lora: adapters to train instead of the model's own parameters; None: none.
         chunk_elements: most parameters updated as one, a multiple of 4096.
         max_skipped_steps: steps in a row that may be skipped because they are not finite; in float16, steps that
             only lower the loss scale are not counted.
@@ -77,6 +81,8 @@ class TrainerSettings:
     resident_state: float | None = 0.0
     snapshot_every: int | None = None
     second_slot: bool = True
+    freeze: tuple[str, ...] = ()
+    lora: Lora | None = None
     chunk_elements: int = DEFAULT_CHUNK_ELEMENTS
     max_skipped_steps: int = 10
     loss_scaling: LossScaling | None = None
@@ -100,9 +106,14 @@ class TrainerSettings:
         Raises:
             ConfigError: a name is unknown, or as for the class itself.
         """
-        if problems := cls._unknown(values):
+        problems = cls._unknown(values)
+        if isinstance(freeze := values.get("freeze", ()), str):
+            problems.append(f"freeze: {freeze!r} is not a list of patterns; write [{freeze!r}]")
+        if freeze and values.get("lora") is not None:
+            problems.append("freeze, lora: give one of them; with adapters everything else is frozen")
+        if problems:
             raise ConfigError("\n".join(problems))
-        return cls(**values)
+        return cls(**{**values, "freeze": tuple(freeze)})
 
     @classmethod
     def _unknown(cls, values: Iterable[str]) -> list[str]:
@@ -161,8 +172,11 @@ class TrainerSettings:
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Settings from what :meth:`as_json` gave."""
         optimizer, rate, scaling = values["optimizer"], values["learning_rate"], values["loss_scaling"]
+        lora = values["lora"]
         typed = {
             "storage": tuple(map(Path, values["storage"])),
+            "freeze": tuple(values["freeze"]),
+            "lora": None if lora is None else Lora.of_json(lora),
             "optimizer": AdamW(**{**optimizer, "betas": tuple(optimizer["betas"])}),
             "learning_rate": None if rate is None else LearningRate(**rate),
             "loss_scaling": None if scaling is None else LossScaling(**scaling),

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from greedysnake.engine.batches import check_micro_batches, target_tokens
@@ -27,10 +28,10 @@ from greedysnake.engine.prepared import PreparedPlan
 from greedysnake.engine.progress import Progress
 from greedysnake.engine.results import StepResult
 from greedysnake.engine.settings import TrainerSettings
-from greedysnake.engine.unit_store import durable_extents, read_unit_weights, scratch_extents
+from greedysnake.engine.unit_store import durable_extents, fixed_extents, read_unit_weights, scratch_extents
 from greedysnake.engine.work import NonFiniteStepError, StepWork
 from greedysnake.errors import NonFiniteError
-from greedysnake.models.export import export_model
+from greedysnake.models.export import export_adapter, export_model
 from greedysnake.models.layout import ParameterSlot
 from greedysnake.models.skeleton import Skeleton, build_skeleton
 from greedysnake.models.streaming import MicroBatch, StreamedModel
@@ -77,14 +78,18 @@ class Trainer:
             layers_per_unit=chosen.layers_per_unit,
             chunk_elements=chosen.chunk_elements,
             frozen=frozen_names(model),
+            freeze=chosen.freeze,
+            lora=chosen.lora,
         )
         self._set_up(chosen, skeleton, Progress(), dict(notes or {}))
+        self._base_model = str(Path(model).absolute()) if isinstance(model, str | Path) else None
         plan = None if batch is None else make_plan(skeleton, batch, self._request)
         self._store = Store.create(
             chosen.storage,
             run=uuid.uuid4().hex,
             slots=2 if chosen.second_slot else 1,
             durable=durable_extents(skeleton.layouts),
+            fixed=fixed_extents(skeleton.layouts),
             scratch={} if plan is None else self._scratch(plan),
             system=system,
         )
@@ -132,6 +137,7 @@ class Trainer:
             undo.callback(self._device.close)
             self._loss_scale = replace(self._loss_scale, **contents["loss_scale"])
             self._store = store
+            self._base_model = contents["base_model"]
             self._model_files = contents["model_files"]
             store.reserve_scratch({})
             self._begin(None)
@@ -323,14 +329,21 @@ class Trainer:
         return {
             "settings": self.settings.as_json(),
             "progress": self._progress.as_json(),
+            "base_model": self._base_model,
             "frozen": sorted(slot.name for slot in self._slots() if not slot.trainable),
             "loss_scale": {"scale": self._loss_scale.scale, "good_steps": self._loss_scale.good_steps},
             "model_files": self._model_files,
             "notes": self.notes,
         }
 
-    def save_pretrained(self, folder: str | Path) -> None:
+    def save_pretrained(self, folder: str | Path, *, merge: bool = False) -> None:
         """Write the model to a folder that ``AutoModelForCausalLM.from_pretrained`` loads.
+
+        With LoRA, the adapters alone to a folder that ``peft.PeftModel.from_pretrained`` loads onto the base model.
+
+        Args:
+            folder: to be created; must not exist, or be empty.
+            merge: with LoRA, write the whole model instead, with the adapters merged into its weights.
 
         Raises:
             ModelError: the folder exists and is not empty, or cannot be written.
@@ -339,7 +352,14 @@ class Trainer:
         self.flush()
         self._store_residents()
         layouts = self.skeleton.layouts
-        export_model(self.skeleton, lambda u: read_unit_weights(self._store, u, layouts[u]), Path(folder))
+
+        def read_unit(unit: int) -> dict[str, Tensor]:
+            return read_unit_weights(self._store, unit, layouts[unit])
+
+        if self.skeleton.lora is None or merge:
+            export_model(self.skeleton, read_unit, Path(folder))
+        else:
+            export_adapter(self.skeleton, read_unit, Path(folder), self._base_model)
 
     def close(self) -> None:
         """Apply delayed updates, commit, and free the storage folder; closing twice does nothing.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from greedysnake.models.layout import UnitLayout
+from greedysnake.models.layout import Chunk, UnitLayout
 from greedysnake.optim import write_master
 from greedysnake.schedule import Schedule, Tier
 from greedysnake.storage import BLOCK_BYTES, Store, Transfer, aligned_empty, round_up
@@ -18,6 +18,11 @@ def weights_key(unit: int, chunk: int) -> str:
 def state_key(unit: int, chunk: int) -> str:
     """The store's key of a chunk's state."""
     return f"unit{unit}.state{chunk}"
+
+
+def frozen_key(unit: int, chunk: int) -> str:
+    """The store's key of a chunk of weights that are not trained."""
+    return f"unit{unit}.frozen{chunk}"
 
 
 def gradient_key(unit: int, chunk: int) -> str:
@@ -40,6 +45,21 @@ def durable_extents(layouts: Sequence[UnitLayout]) -> dict[str, int]:
     return extents
 
 
+def fixed_extents(layouts: Sequence[UnitLayout]) -> dict[str, int]:
+    """Bytes of every chunk of weights that are not trained, by key."""
+    return {
+        frozen_key(unit, index): chunk.weight_bytes
+        for unit, layout in enumerate(layouts)
+        for index, chunk in enumerate(layout.frozen)
+    }
+
+
+def weight_places(unit: int, layout: UnitLayout) -> list[tuple[str, Chunk]]:
+    """The store's keys of all of a unit's weights, and which part of them each holds."""
+    trained = [(weights_key(unit, index), chunk) for index, chunk in enumerate(layout.chunks)]
+    return [*trained, *((frozen_key(unit, index), chunk) for index, chunk in enumerate(layout.frozen))]
+
+
 def scratch_extents(layouts: Sequence[UnitLayout], schedule: Schedule, micro_batches: int) -> dict[str, int]:
     """Bytes of what a schedule keeps on SSD within or between steps, by key."""
     extents = {}
@@ -60,12 +80,15 @@ def write_unit(store: Store, unit: int, layout: UnitLayout, master: Tensor) -> N
         store: to write to.
         unit: number of the unit.
         layout: its buffers.
-        master: float32 weights with the layout of the gradient buffer; used up.
+        master: float32 [layout.elements], all weights, laid out as the gradient buffer with the frozen ones behind;
+            used up.
     """
-    if not layout.chunks:
-        return
-    weights = aligned_empty(max(chunk.weight_bytes for chunk in layout.chunks))
-    state = aligned_empty(max(chunk.state_bytes for chunk in layout.chunks))
+    weights = aligned_empty(max((chunk.weight_bytes for chunk in (*layout.chunks, *layout.frozen)), default=0))
+    state = aligned_empty(max((chunk.state_bytes for chunk in layout.chunks), default=0))
+    for index, chunk in enumerate(layout.frozen):
+        own_weights = weights[: chunk.weight_bytes]
+        own_weights.view(chunk.dtype).copy_(chunk.gradient(master))
+        store.write(frozen_key(unit, index), [own_weights]).wait()
     for index, chunk in enumerate(layout.chunks):
         own_weights, own_state = weights[: chunk.weight_bytes], state[: chunk.state_bytes]
         write_master(chunk.gradient(master), own_weights.view(chunk.dtype), own_state[: chunk.master_bytes])
@@ -77,7 +100,7 @@ def write_unit(store: Store, unit: int, layout: UnitLayout, master: Tensor) -> N
 def read_unit_weights(store: Store, unit: int, layout: UnitLayout) -> dict[str, Tensor]:
     """A unit's weights by parameter name, as views of one buffer made for them."""
     buffer = aligned_empty(layout.weight_bytes)
-    transfers = [store.read(weights_key(unit, i), chunk.weights(buffer)) for i, chunk in enumerate(layout.chunks)]
+    transfers = [store.read(key, chunk.weights(buffer)) for key, chunk in weight_places(unit, layout)]
     for transfer in transfers:
         transfer.wait()
     return {slot.name: slot.weight(buffer) for slot in layout.parameters}

@@ -80,12 +80,12 @@ class Checkpoint:
 
         Args:
             skeleton: the model, built from the same config.
-            masters: by unit, float32 memory with the layout of its gradient buffer, filled in place.
+            masters: by unit, float32 [layout.elements] laid out as its gradient buffer, filled in place.
 
         Raises:
             ModelError: a weight is missing, damaged or of another shape.
         """
-        slots = {slot.name: slot.gradient(masters[u]) for u in masters for slot in skeleton.layouts[u].parameters}
+        slots = {name: slot.gradient(masters[u]) for u in masters for name, slot in skeleton.base_slots(u).items()}
         prefixes = [f"{skeleton.structure.layers_name}.{i}." for u in masters for i in skeleton.unit_layers[u]]
         buffers = skeleton.persistent_buffers()
         inside = f"{skeleton.structure.layers_name}."

@@ -211,7 +211,7 @@ def _losses(config: PretrainedConfig, rows: list[dict[str, Any]]) -> list[float 
 
 def _weights(skeleton: Skeleton, units: tuple[int, ...]) -> dict[int, Tensor]:
     """Fresh weights of some units, uint8."""
-    masters = {unit: torch.zeros(skeleton.layouts[unit].gradient_elements) for unit in units}
+    masters = {unit: torch.zeros(skeleton.layouts[unit].elements) for unit in units}
     initialize_units(skeleton, masters, seed=0)
     for unit, slot in _matrices(skeleton, units):
         slot.gradient(masters[unit]).mul_(_SCALE)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as transformers_init
 
+from greedysnake.models.lora import adapter_parts, initialize_adapters
 from greedysnake.models.skeleton import Skeleton
 
 _FLAG = "_is_hf_initialized"
@@ -31,7 +32,7 @@ def initialize_units(skeleton: Skeleton, masters: Mapping[int, Tensor], seed: in
 
     Args:
         skeleton: the model.
-        masters: by unit, float32 memory with the layout of its gradient buffer, filled in place.
+        masters: by unit, float32 [layout.elements] laid out as its gradient buffer, filled in place.
         seed: of the run.
     """
     for unit, master in masters.items():
@@ -40,6 +41,9 @@ def initialize_units(skeleton: Skeleton, masters: Mapping[int, Tensor], seed: in
     model, layers = skeleton.model, skeleton.structure.layers
     inner = [index for unit in masters for index in skeleton.unit_layers[unit]]
     _forget_flags(model)
+    if skeleton.lora is not None:  # so that the model's own weights are as without them
+        for part in adapter_parts(model):
+            setattr(part, _FLAG, True)
     with torch.random.fork_rng(devices=[]), torch.no_grad(), transformers_init.guard_torch_init_functions():
         for index in inner:
             torch.manual_seed(mix_seed(seed, 1 + index))
@@ -51,6 +55,11 @@ def initialize_units(skeleton: Skeleton, masters: Mapping[int, Tensor], seed: in
             torch.manual_seed(mix_seed(seed, 0))
             model.initialize_weights()
     _forget_flags(model)
+    if skeleton.lora is not None:
+        for index in inner:
+            initialize_adapters(layers[index], skeleton.lora, mix_seed(seed, 1 + index))
+        if not inner:
+            initialize_adapters(model, skeleton.lora, mix_seed(seed, 0), without=layers)
     for unit in masters:
         skeleton.detach(unit)
 

@@ -1,10 +1,10 @@
 """How a unit's parameters lie in flat buffers, and how optimizer chunks cut them.
 
-A unit's weights are one byte buffer, its gradient one float32 buffer. Parameters of one dtype lie
-together, each from a multiple of 64 elements: torch's fused AdamW gives bitwise the same numbers for a
-slice as for the whole parameter when the slice starts at a multiple of 8 elements from the parameter's
-start. Chunks are whole blocks of 4096 elements, so that weights, remainders and moments of a chunk are
-whole blocks on disk too.
+A unit's weights are one byte buffer, its gradient one float32 buffer. Parameters that are trained come first, the
+frozen ones, which have neither gradient nor state, behind them. Parameters of one dtype lie together, each from a
+multiple of 64 elements: torch's fused AdamW gives bitwise the same numbers for a slice as for the whole parameter
+when the slice starts at a multiple of 8 elements from the parameter's start. Chunks are whole blocks of 4096
+elements, so that weights, remainders and moments of a chunk are whole blocks on disk too.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,8 @@ class ParameterSlot:
         name: full name in the model.
         shape, dtype: as the model has them.
         weight_offset: first byte in the weight buffer.
-        gradient_offset: first element in the float32 gradient buffer.
+        gradient_offset: first element in the float32 gradient buffer; of a frozen one, in a buffer as large as all
+            of the unit's parameters, whose beginning is laid out as the gradient buffer.
         decay: whether weight decay applies.
         trainable: whether it is updated at all.
     """
@@ -113,20 +114,32 @@ class Chunk:
 
 @dataclass(frozen=True, kw_only=True)
 class UnitLayout:
-    """The buffers of a unit: its parameters, and the chunks that cover them end to end."""
+    """The buffers of a unit: its parameters, and the chunks that cover them end to end.
+
+    Attributes:
+        parameters: all of them.
+        chunks: of what is trained.
+        frozen: of what is not, behind the others: weights alone, which are read and never written.
+    """
 
     parameters: tuple[ParameterSlot, ...]
     chunks: tuple[Chunk, ...]
+    frozen: tuple[Chunk, ...] = ()
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of the weight buffer."""
-        return sum(chunk.weight_bytes for chunk in self.chunks)
+        return sum(chunk.weight_bytes for chunk in (*self.chunks, *self.frozen))
 
     @property
     def gradient_elements(self) -> int:
         """Elements of the gradient buffer."""
         return sum(chunk.elements for chunk in self.chunks)
+
+    @property
+    def elements(self) -> int:
+        """Elements of a buffer that holds all parameters, frozen ones behind the others."""
+        return sum(chunk.elements for chunk in (*self.chunks, *self.frozen))
 
     def shape(self, *, backward_needs_weights: bool = True) -> UnitShape:
         """The sizes that a schedule is built from."""
@@ -139,6 +152,7 @@ class UnitLayout:
                 )
                 for chunk in self.chunks
             ),
+            frozen_weight_bytes=sum(chunk.weight_bytes for chunk in self.frozen),
             backward_needs_weights=backward_needs_weights,
         )
 
@@ -163,12 +177,13 @@ def lay_out(parameters: Mapping[str, ParameterInfo], chunk_elements: int = DEFAU
     if chunk_elements <= 0 or chunk_elements % CHUNK_ALIGNMENT:
         raise ValueError(f"chunk_elements must be a positive multiple of {CHUNK_ALIGNMENT}, got {chunk_elements}")
     slots: list[ParameterSlot] = []
-    chunks: list[Chunk] = []
+    chunks: dict[bool, list[Chunk]] = {True: [], False: []}  # by whether they are trained
     weight_base = gradient_base = 0
-    for dtype in dict.fromkeys(info.dtype for info in parameters.values()):
-        end, pieces = 0, []  # element offsets within this dtype's segment
+    segments = dict.fromkeys((info.trainable, info.dtype) for info in parameters.values())
+    for trainable, dtype in sorted(segments, key=lambda segment: not segment[0]):
+        end, pieces = 0, []  # element offsets within this segment
         for name, info in parameters.items():
-            if info.dtype != dtype:
+            if (info.trainable, info.dtype) != (trainable, dtype):
                 continue
             slot = ParameterSlot(
                 name=name,
@@ -177,16 +192,16 @@ def lay_out(parameters: Mapping[str, ParameterInfo], chunk_elements: int = DEFAU
                 weight_offset=weight_base + end * dtype.itemsize,
                 gradient_offset=gradient_base + end,
                 decay=info.decay,
-                trainable=info.trainable,
+                trainable=trainable,
             )
             slots.append(slot)
-            if info.trainable:
+            if trainable:
                 pieces.append((end, end + slot.elements, info.decay))
             end += round_up(slot.elements, PARAMETER_ALIGNMENT)
         end = round_up(end, CHUNK_ALIGNMENT)
         for start in range(0, end, chunk_elements):
             stop = min(start + chunk_elements, end)
-            chunks.append(
+            chunks[trainable].append(
                 Chunk(
                     dtype=dtype,
                     elements=stop - start,
@@ -203,4 +218,4 @@ def lay_out(parameters: Mapping[str, ParameterInfo], chunk_elements: int = DEFAU
             )
         weight_base += end * dtype.itemsize
         gradient_base += end
-    return UnitLayout(parameters=tuple(slots), chunks=tuple(chunks))
+    return UnitLayout(parameters=tuple(slots), chunks=tuple(chunks[True]), frozen=tuple(chunks[False]))

@@ -7,7 +7,7 @@ parameters become views of flat buffers (:meth:`Skeleton.attach`), and gives the
 
 import copy
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from greedysnake.errors import ModelError
-from greedysnake.models.layout import DEFAULT_CHUNK_ELEMENTS, ParameterInfo, UnitLayout, lay_out
+from greedysnake.errors import ConfigError, ModelError
+from greedysnake.models.freezing import frozen_by
+from greedysnake.models.layout import DEFAULT_CHUNK_ELEMENTS, ParameterInfo, ParameterSlot, UnitLayout, lay_out
+from greedysnake.models.lora import Lora, add_adapters, base_name, is_adapter
 from greedysnake.models.structure import Structure, find_layers, inspect_structure
 
 
@@ -30,6 +32,7 @@ class Skeleton:
         unit_layers: layer indices of each unit, empty for embedding and head.
         layouts: buffers of each unit.
         parameters: every parameter by its first full name, in the model's own order.
+        lora: how the adapters in it were made; None if there are none.
     """
 
     model: PreTrainedModel
@@ -37,6 +40,22 @@ class Skeleton:
     unit_layers: tuple[tuple[int, ...], ...]
     layouts: tuple[UnitLayout, ...]
     parameters: dict[str, nn.Parameter]
+    lora: Lora | None = None
+
+    @property
+    def first_trained(self) -> int:
+        """The first unit that has anything to train: no gradient is needed before it."""
+        return next(unit for unit, layout in enumerate(self.layouts) if layout.chunks)
+
+    @property
+    def parameter_count(self) -> int:
+        """Elements of all parameters, shared ones once."""
+        return sum(slot.elements for layout in self.layouts for slot in layout.parameters)
+
+    @property
+    def trained_count(self) -> int:
+        """Elements of the parameters that are trained."""
+        return sum(slot.elements for layout in self.layouts for slot in layout.parameters if slot.trainable)
 
     @property
     def unit_names(self) -> tuple[str, ...]:
@@ -45,6 +64,13 @@ class Skeleton:
         for layers in self.unit_layers[1:-1]:
             names.append(f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]}-{layers[-1]}")
         return ("embedding", *names, "head")
+
+    def base_slots(self, unit: int) -> dict[str, ParameterSlot]:
+        """A unit's parameters by the names that they have in the model without adapters; adapters are left out."""
+        slots = self.layouts[unit].parameters
+        if self.lora is None:
+            return {slot.name: slot for slot in slots}
+        return {base_name(slot.name): slot for slot in slots if not is_adapter(slot.name)}
 
     def attach(self, unit: int, weights: Tensor | None, gradients: Tensor | None = None) -> None:
         """Give a unit's parameters storage.
@@ -62,7 +88,7 @@ class Skeleton:
             else:
                 device = None if gradients is None else gradients.device
                 parameter.data = torch.empty(1, dtype=slot.dtype, device=device).expand(slot.shape)
-            parameter.grad = None if gradients is None or not parameter.requires_grad else slot.gradient(gradients)
+            parameter.grad = slot.gradient(gradients) if gradients is not None and slot.trainable else None
 
     def detach(self, unit: int) -> None:
         """Leave a unit's parameters without storage."""
@@ -100,6 +126,8 @@ def build_skeleton(
     layers_per_unit: int = 1,
     chunk_elements: int = DEFAULT_CHUNK_ELEMENTS,
     frozen: Collection[str] = (),
+    freeze: Sequence[str] = (),
+    lora: Lora | None = None,
 ) -> Skeleton:
     """Build the model of ``config`` without weights and cut it into units.
 
@@ -109,12 +137,22 @@ def build_skeleton(
         layers_per_unit: decoder layers loaded and computed as one.
         chunk_elements: most elements of an optimizer chunk.
         frozen: names of parameters that are not trained, besides those that the architecture itself freezes.
+        freeze: patterns over names of more of them.
+        lora: adapters to train instead of the model's own parameters.
 
     Raises:
         ModelError: the model cannot be built, or not be run layer by layer.
+        ConfigError: a pattern matches nothing, nothing is left to train, or there cannot be such adapters.
     """
     model = empty_model(config, dtype)
-    infos = _parameter_infos(model, frozen)
+    if lora is not None:
+        add_adapters(model, lora)
+    infos = _parameter_infos(model, frozenset(frozen) | frozen_by(model, freeze))
+    if not any(info.trainable for info in infos.values()):
+        raise ConfigError(
+            f"freeze: all {len(infos)} parameters of the model are frozen, so there is nothing to train. Leave some "
+            f"out of the patterns"
+        )
     parameters = _replace_tensors(model, infos)
     layers_name, _ = find_layers(model)
     outside = [name for name in parameters if not name.startswith(f"{layers_name}.")]
@@ -139,6 +177,7 @@ def build_skeleton(
         unit_layers=((), *groups, ()),
         layouts=tuple(lay_out({name: infos[name] for name in names}, chunk_elements) for names in members),
         parameters=parameters,
+        lora=lora,
     )
 
 

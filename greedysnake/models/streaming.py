@@ -6,8 +6,8 @@ that the caller decides which micro-batch goes through which unit when. The mode
 layers, its masks, its head and its loss run as they are.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -70,6 +70,9 @@ class StreamedModel:
         self._layers = skeleton.structure.layers
         self._forwards = [layer.forward for layer in self._layers]
         self._first = {layers[0] for layers in skeleton.unit_layers if layers}
+        self._first_trained = skeleton.first_trained
+        before = skeleton.unit_layers[1 : max(1, self._first_trained)]
+        self._first_kept = sum(len(layers) for layers in before)  # calls of earlier layers are not run again
         self._passes: dict[int, _Pass] = {}
         self._micro_batches: Sequence[MicroBatch] = ()
         self._target_tokens = 1
@@ -122,7 +125,7 @@ class StreamedModel:
 
     def forward(self, unit: int, micro_batch: int, weights: Tensor) -> None:
         """Bring a micro-batch through the embedding (unit 0) or a decoder unit; ``weights`` are attached."""
-        with self._remembering_weights(weights if unit == 0 else None):
+        with self._remembering_weights(weights if unit == 0 else None), self._carrying_gradients(unit):
             if unit == 0:
                 self._start(micro_batch)
             reached = self._resume(micro_batch)
@@ -144,7 +147,7 @@ class StreamedModel:
             last = self._passes[micro_batch].calls[-1]
             if last is not None:
                 last.settle_output()
-        else:
+        if not self._training or self._first_trained == len(self.skeleton.layouts) - 1:
             del self._passes[micro_batch]
         return loss.detach()
 
@@ -160,6 +163,8 @@ class StreamedModel:
             if not self._call(work, index).chained:
                 self._backward_segment(work, segment)
                 segment = []
+        if unit == self._first_trained:
+            del self._passes[micro_batch]
 
     def boundary(self, unit: int, micro_batch: int) -> Tensor:
         """The activation that left ``unit`` for the next one; its storage may be emptied and refilled."""
@@ -245,6 +250,8 @@ class StreamedModel:
         previous = work.calls[index - 1] if index else None
         call = work.calls[index] = LayerCall.record(args, kwargs, None if index in self._first else previous)
         self._check_boundary(index, call, previous)
+        if 0 < index <= self._first_kept:
+            work.calls[index - 1] = None
         if index in self._first:
             work.coroutine.parent.switch(index)
         self._set_seed(work.index, index)
@@ -313,7 +320,9 @@ class StreamedModel:
             return
         if index:  # the model computed something between layers: back through that, to earlier layers' outputs
             earlier = [leaf for call in work.calls[:index] if call for leaf in call.outputs if leaf.requires_grad]
-            through = torch.autograd.grad([original], earlier, [gradient], retain_graph=True, allow_unused=True)
+            through: tuple[Tensor | None, ...] = ()
+            if earlier:
+                through = torch.autograd.grad([original], earlier, [gradient], retain_graph=True, allow_unused=True)
             for leaf, share in zip(earlier, through, strict=True):
                 if share is not None:
                     leaf.grad = share if leaf.grad is None else leaf.grad + share
@@ -321,15 +330,32 @@ class StreamedModel:
         work.deferred[id(original)] = (original, gradient if known is None else known[1] + gradient)
 
     def _backward_embedding(self, work: _Pass, weights: Tensor | None) -> None:
-        names = [slot.name for slot in self.skeleton.layouts[0].parameters]
-        leaves = [self.skeleton.parameters[name] for name in names]
+        trained = [slot.name for slot in self.skeleton.layouts[0].parameters if slot.trainable]
         roots, gradients = zip(*work.deferred.values(), strict=True)
         self._embedding_weights = weights
         try:
-            torch.autograd.backward(roots, gradients, inputs=[leaf for leaf in leaves if leaf.requires_grad])
+            torch.autograd.backward(roots, gradients, inputs=[self.skeleton.parameters[name] for name in trained])
         finally:
             self._embedding_weights = None
         del self._passes[work.index]
+
+    @contextmanager
+    def _carrying_gradients(self, unit: int) -> Iterator[None]:
+        """Let what a frozen embedding gives carry gradients, so that it is told apart from masks and positions.
+
+        Its own backward never runs.
+        """
+        frozen = []
+        if unit == 0 and self._training and self._first_trained:
+            frozen = [self.skeleton.parameters[slot.name] for slot in self.skeleton.layouts[0].parameters]
+            frozen = [parameter for parameter in frozen if parameter.is_floating_point()]
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        try:
+            yield
+        finally:
+            for parameter in frozen:
+                parameter.requires_grad_(False)
 
     def _remembering_weights(self, weights: Tensor | None) -> AbstractContextManager[None]:
         """In the embedding's forward, save places in the weights instead of views of a buffer that will be reused."""

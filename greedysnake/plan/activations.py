@@ -93,6 +93,7 @@ def _largest_gradient(skeleton: Skeleton) -> int:
         slot.elements * (4 if slot.dtype == torch.float32 else slot.dtype.itemsize + 4)
         for layout in skeleton.layouts
         for slot in layout.parameters
+        if slot.trainable
     )
 
 

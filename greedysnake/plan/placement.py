@@ -123,6 +123,7 @@ class Plan:
             },
             "ssd": {
                 "weights_and_state_bytes": schedule.pools["ssd_weights"].bytes + schedule.pools["ssd_state"].bytes,
+                "frozen_bytes": schedule.pools["ssd_frozen"].bytes,
                 "boundary_bytes": schedule.pools["ssd_boundary"].bytes,
                 "gradient_bytes": schedule.pools["held"].bytes if self.choices.gradients == Tier.SSD else 0,
                 "read_bytes_per_step": moved["ssd_read"],

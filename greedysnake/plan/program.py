@@ -92,13 +92,15 @@ class StepTotals:
     """Sizes of a step, summed over its units.
 
     Attributes:
-        weights, state, gradients: bytes.
+        weights, state, gradients: bytes of what is trained.
+        all_weights: bytes, frozen ones included.
         forward_weights, backward_weights: bytes of weights that the phases need in host memory.
         copied_weights: bytes of weights that computation in the backward phase needs.
         boundaries: bytes that are kept from forward to backward.
     """
 
     weights: float
+    all_weights: float
     state: float
     gradients: float
     forward_weights: float
@@ -116,17 +118,19 @@ def step_totals(shape: StepShape, *, updates_in_backward: bool) -> StepTotals:
     """
     head = len(shape.units) - 1
     chunks = [chunk for unit in shape.units for chunk in unit.chunks]
-    again = [unit for unit in shape.units[:head] if unit.backward_needs_weights or updates_in_backward]
-    computed = [unit for unit in shape.units[:head] if unit.backward_needs_weights]
+    passed = shape.units[shape.first_trained : head]  # what the backward comes through
+    again = [unit for unit in passed if unit.backward_needs_weights or (updates_in_backward and unit.chunks)]
+    computed = [unit for unit in passed if unit.backward_needs_weights]
     at_head = shape.units[head].weight_bytes + (shape.units[0].weight_bytes if shape.tied else 0)
     return StepTotals(
         weights=sum(chunk.weight_bytes for chunk in chunks),
+        all_weights=sum(unit.weight_bytes for unit in shape.units),
         state=sum(chunk.state_bytes for chunk in chunks),
         gradients=sum(chunk.gradient_bytes for chunk in chunks),
         forward_weights=sum(unit.weight_bytes for unit in shape.units[:head]),
         backward_weights=sum(unit.weight_bytes for unit in again) + at_head,
         copied_weights=sum(unit.weight_bytes for unit in computed) + at_head,
-        boundaries=max(0, head - 1) * shape.micro_batches * shape.boundary_bytes,
+        boundaries=max(0, head - max(1, shape.first_trained)) * shape.micro_batches * shape.boundary_bytes,
     )
 
 
@@ -176,7 +180,8 @@ def phase_work(
         h2d=(Expression(sizes.copied_weights) + leaving) if separate_device else none,
         d2h=Expression(sizes.gradients) if separate_device else none,
         compute=Expression(
-            micro_batches * sum(unit.backward for unit in seconds) + sizes.gradients / costs.device_fill  # zeros
+            micro_batches * sum(unit.backward for unit in seconds[shape.first_trained :])
+            + sizes.gradients / costs.device_fill  # zeros
         ),
         cpu=updates
         + gradients_in_host * (held / costs.copy)
@@ -184,9 +189,10 @@ def phase_work(
         + moved(on_ssd),
     )
     reads, writes, updates = update(at_end)
+    updated_units = sum(unit.weight_bytes for unit in shape.units if unit.chunks)
     end = PhaseWork(
         # a unit's weights come whole, whatever part of them is updated
-        ssd_read=reads + read_weights * (sizes.weights if at_end else 0.0) + gradients_on_ssd * at_end,
+        ssd_read=reads + read_weights * (updated_units if at_end else 0.0) + gradients_on_ssd * at_end,
         ssd_write=writes,
         h2d=none,
         d2h=none,
@@ -286,7 +292,7 @@ def space_rows(
     held = sizes.gradients * (1.0 if wait_for_norm else delayed_share)
     host = Expression(
         needs.total(Tier.HOST),
-        resident_weights=sizes.weights,
+        resident_weights=sizes.all_weights,
         resident_state=sizes.state,
         gradients_host=held,
         boundaries_host=sizes.boundaries,

@@ -7,13 +7,14 @@ twice its forward. Summed up that is 6 N + 12 L H Q T a token for L layers of H 
 adds a second forward.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from transformers import PretrainedConfig
 
-from greedysnake.models.layout import UnitLayout
+from greedysnake.models.layout import ParameterSlot
+from greedysnake.models.lora import Lora
 from greedysnake.models.skeleton import Skeleton, build_skeleton
 from greedysnake.plan.activations import (
     BatchShape,
@@ -38,17 +39,21 @@ class PartSizes:
     Attributes:
         parameters: number of them, trained or not.
         weight_bytes, state_bytes, gradient_bytes: with padding, as they lie in the store.
+        frozen_bytes: of the weights, those that are not trained.
         chunks: optimizer chunks of the default size.
         matrix_parameters: weights that a token is multiplied with; of experts, those that it is routed to.
+        frozen_matrix_parameters: of these, those that are not trained: they need no gradient of their own.
         attention_width: query heads times their width; 0 where there is no attention.
     """
 
     parameters: int
     weight_bytes: int
+    frozen_bytes: int
     state_bytes: int
     gradient_bytes: int
     chunks: int
     matrix_parameters: float
+    frozen_matrix_parameters: float
     attention_width: int
 
 
@@ -129,13 +134,15 @@ class Workload:
             if not split_master and self.dtype == "bfloat16":
                 state = state * WHOLE_STATE_BYTES // SPLIT_STATE_BYTES
             count = min(chunks_per_unit, sum(part.chunks for part in group))
-            weights = _split(sum(part.weight_bytes for part in group), count)
+            frozen = sum(part.frozen_bytes for part in group)
+            weights = _split(sum(part.weight_bytes for part in group) - frozen, count)
             gradients = _split(sum(part.gradient_bytes for part in group), count)
             built[key] = UnitShape(
                 chunks=tuple(
                     ChunkShape(weight_bytes=w, state_bytes=s, gradient_bytes=g)
                     for w, s, g in zip(weights, _split(state, count), gradients, strict=True)
                 ),
+                frozen_weight_bytes=frozen,
                 backward_needs_weights=number > 0 or self.skeleton.structure.embedding_backward_needs_weights,
             )
             units.append(built[key])
@@ -154,7 +161,8 @@ class Workload:
             forward = tokens * sum(
                 2 * part.matrix_parameters + 4 * batch.tokens * part.attention_width for part in group
             )
-            found.append(PartFlops(forward=forward, backward=3 * forward))
+            spared = tokens * sum(2 * part.frozen_matrix_parameters for part in group)
+            found.append(PartFlops(forward=forward, backward=3 * forward - spared))
         return found
 
     def model_flops_per_token(self, tokens: int) -> float:
@@ -172,18 +180,28 @@ class Workload:
         return most if separate_device else most + paused_bytes(self.distinct, batch)
 
 
-def describe_model(config: PretrainedConfig, *, dtype: str = "bfloat16", name: str | None = None) -> Workload:
+def describe_model(
+    config: PretrainedConfig,
+    *,
+    dtype: str = "bfloat16",
+    name: str | None = None,
+    freeze: Sequence[str] = (),
+    lora: Lora | None = None,
+) -> Workload:
     """Sizes and operations of the model of a transformers config.
 
     Args:
         config: of the model.
         dtype: ``"bfloat16"``, ``"float16"`` or ``"float32"``.
         name: what to call it; None for its type.
+        freeze: patterns over names of parameters that are not trained.
+        lora: adapters that are trained instead of the model's own parameters.
 
     Raises:
         ModelError: the model cannot be built, or not be run layer by layer.
+        ConfigError: a pattern or the adapters do not fit the model.
     """
-    skeleton = build_skeleton(config, dtype=DTYPES[dtype])
+    skeleton = build_skeleton(config, dtype=DTYPES[dtype], freeze=freeze, lora=lora)
     text = skeleton.model.config.get_text_config()
     parts = [_part(skeleton, unit) for unit in range(len(skeleton.layouts))]
     return Workload(
@@ -200,7 +218,9 @@ def _one_of_each(skeleton: Skeleton) -> Skeleton:
     """The skeleton with one layer for each set of parameter shapes."""
     kinds: dict[tuple[object, ...], int] = {}
     for unit in range(1, len(skeleton.layouts) - 1):
-        kinds.setdefault(tuple((slot.shape, slot.dtype) for slot in skeleton.layouts[unit].parameters), unit)
+        kinds.setdefault(
+            tuple((slot.shape, slot.dtype, slot.trainable) for slot in skeleton.layouts[unit].parameters), unit
+        )
     units = (0, *kinds.values(), len(skeleton.layouts) - 1)
     return replace(
         skeleton,
@@ -214,26 +234,33 @@ def _part(skeleton: Skeleton, unit: int) -> PartSizes:
     config = skeleton.model.config.get_text_config()
     layers = len(skeleton.unit_layers[unit])
     last = len(skeleton.layouts) - 1
-    matrices = 0.0 if unit == 0 else _matrix_parameters(layout, int(getattr(config, "num_experts_per_tok", None) or 1))
+    experts_used = int(getattr(config, "num_experts_per_tok", None) or 1)
+    matrices = 0.0 if unit == 0 else _matrix_parameters(layout.parameters, experts_used)
+    frozen = [slot for slot in layout.parameters if not slot.trainable]
+    frozen_matrices = 0.0 if unit == 0 else _matrix_parameters(frozen, experts_used)
     if unit == last and skeleton.structure.tied:
-        matrices += int(config.vocab_size) * int(config.hidden_size)
+        projection = int(config.vocab_size) * int(config.hidden_size)
+        matrices += projection
+        frozen_matrices += 0 if skeleton.layouts[0].chunks else projection
     heads = int(getattr(config, "num_attention_heads", None) or 0)
     width = int(getattr(config, "head_dim", None) or (int(config.hidden_size) // heads if heads else 0))
     return PartSizes(
         parameters=sum(slot.elements for slot in layout.parameters),
         weight_bytes=layout.weight_bytes,
+        frozen_bytes=sum(chunk.weight_bytes for chunk in layout.frozen),
         state_bytes=sum(chunk.state_bytes for chunk in layout.chunks),
         gradient_bytes=4 * layout.gradient_elements,
         chunks=len(layout.chunks),
         matrix_parameters=matrices,
+        frozen_matrix_parameters=frozen_matrices,
         attention_width=layers * heads * width,
     )
 
 
-def _matrix_parameters(layout: UnitLayout, experts_used: int) -> float:
+def _matrix_parameters(slots: Iterable[ParameterSlot], experts_used: int) -> float:
     """Weights that each token is multiplied with."""
     found = 0.0
-    for slot in layout.parameters:
+    for slot in slots:
         if len(slot.shape) == 2:
             found += slot.elements
         elif len(slot.shape) == 3:  # experts in one tensor

@@ -257,9 +257,14 @@ class ScheduleBuilder(OperationTape):
                 bytes=self.shape.units[unit].chunks[chunk].gradient_bytes,
             )
 
-    def begin_gradient(self, unit: int, *, first: bool) -> Buffer:
-        """Memory that computation adds a unit's gradient to: zeros, or the sum over the micro-batches so far."""
-        if first or not self.shape.units[unit].chunks:
+    def begin_gradient(self, unit: int, *, first: bool) -> Buffer | None:
+        """Memory that computation adds a unit's gradient to: zeros, or the sum over the micro-batches so far.
+
+        None for a unit that has nothing to train.
+        """
+        if not self.shape.units[unit].chunks:
+            return None
+        if first:
             return self._zeros(unit)
         gradient = self.take("gradient")
         for chunk, sizes in enumerate(self.shape.units[unit].chunks):
@@ -279,8 +284,10 @@ class ScheduleBuilder(OperationTape):
         self.release(gradient)
         return copied
 
-    def end_gradient(self, unit: int, gradient: Buffer, *, last: bool) -> None:
+    def end_gradient(self, unit: int, gradient: Buffer | None, *, last: bool) -> None:
         """Give back a unit's gradient: complete after the ``last`` micro-batch, else kept as a partial sum."""
+        if gradient is None:
+            return
         if self.choices.separate_device:
             computed, gradient = gradient, self.take("gradient")
             self._copy_out(unit, computed, gradient)
@@ -330,7 +337,7 @@ class ScheduleBuilder(OperationTape):
     def _finish_gradient(self, unit: int, gradient: Buffer) -> None:
         """A unit's gradient is complete: its norm, then each chunk's update, now or later."""
         sizes = self.shape.units[unit]
-        if unit == 0 and self.shape.tied:
+        if unit == 0 and self.shape.tied_gradient:
             tied = Buffer("tied_gradient", 0)
             self.emit(Kind.ADD_TIED_GRADIENT, Resource.CPU, unit=0, reads=[tied, gradient], writes=[gradient])
             self.release(tied)
@@ -347,7 +354,7 @@ class ScheduleBuilder(OperationTape):
 
     def finish_step(self) -> None:
         """The norm of the whole gradient, then the updates that waited for it."""
-        norms = [Buffer("norm", unit) for unit in range(self.units)]
+        norms = [Buffer("norm", unit) for unit, sizes in enumerate(self.shape.units) if sizes.chunks]
         total = Buffer("norm", self.units)
         self.emit(Kind.TOTAL_NORM, Resource.CPU, reads=norms, writes=[total])
         for norm in norms:

@@ -33,7 +33,7 @@ def build_vertical(shape: StepShape, choices: Choices, *, pending: bool, snapsho
     for unit in range(head):
         passes.forward(unit, order(unit), first=True)
     passes.head(order(head), first=True, last=True)
-    for unit in reversed(range(head)):
+    for unit in reversed(range(shape.first_trained, head)):
         passes.backward(unit, order(2 * head - unit), first=True, last=True)
     build.finish_step()
     return build.build("vertical")
@@ -59,7 +59,7 @@ def build_horizontal(shape: StepShape, choices: Choices, *, pending: bool, snaps
         for unit in range(head):
             passes.forward(unit, [m], first=first)
         passes.head([m], first=first, last=last)
-        for unit in reversed(range(head)):
+        for unit in reversed(range(shape.first_trained, head)):
             passes.backward(unit, [m], first=first, last=last)
     build.finish_step()
     return build.build("horizontal")

@@ -25,16 +25,17 @@ class Passes:
             unit: embedding or decoder unit.
             order: the micro-batches.
             first: whether its delayed updates come before, and its part of a snapshot.
-            keep: whether a backward will need the boundaries again.
+            keep: whether a backward follows, which needs the boundaries again from the first trained unit on.
         """
         build = self._build
+        needed_from = build.shape.first_trained - 1 if keep else build.units
         build.load_weights(unit)
         if first:
             build.update_delayed(unit)
         build.prefetch_weights(unit + 1)
         weights = build.compute_weights(unit)
-        leaves = keep and build.choices.boundary_leaves(unit, build.units)
-        inputs_leave = not keep or (unit > 0 and build.choices.boundary_leaves(unit - 1, build.units))
+        leaves = unit >= needed_from and build.choices.boundary_leaves(unit, build.units)
+        inputs_leave = unit - 1 < needed_from or (unit > 0 and build.choices.boundary_leaves(unit - 1, build.units))
         for m in order:
             inputs = [self._boundary[unit - 1, m]] if unit else []
             output = self._boundary[unit, m] = build.take("activation")
@@ -62,13 +63,16 @@ class Passes:
         if first:
             build.update_delayed(unit)
             build.commit()
+        goes_on = build.shape.first_trained < unit
         weights = [build.compute_weights(unit)]
-        gradients = [build.begin_gradient(unit, first=first)]
+        gradient = build.begin_gradient(unit, first=first)
+        gradients = [] if gradient is None else [gradient]
         if build.shape.tied:
             weights.append(build.compute_weights(0))
-            gradients.append(build.begin_tied_gradient(first=first))
-        elif build.backward_loads(unit - 1):
+        elif goes_on and build.backward_loads(unit - 1):
             build.prefetch_weights(unit - 1)
+        if build.shape.tied_gradient:
+            gradients.append(build.begin_tied_gradient(first=first))
         for m in order:
             boundary = self._boundary.pop((unit - 1, m))
             build.emit(
@@ -77,13 +81,14 @@ class Passes:
                 unit=unit,
                 micro_batch=m,
                 reads=[*weights, boundary, *gradients],
-                writes=[*gradients, Buffer("boundary_gradient", m)],
+                writes=[*gradients, *([Buffer("boundary_gradient", m)] if goes_on else [])],
             )
             build.release(boundary)
         if build.shape.tied:
             build.drop_weights(0)
-            build.end_tied_gradient(gradients[1], first=first)
-        build.end_gradient(unit, gradients[0], last=last)
+        if build.shape.tied_gradient:
+            build.end_tied_gradient(gradients[-1], first=first)
+        build.end_gradient(unit, gradient, last=last)
         build.drop_weights(unit)
 
     def loss(self, order: Sequence[int]) -> None:
@@ -101,9 +106,11 @@ class Passes:
     def backward(self, unit: int, order: Sequence[int], *, first: bool, last: bool) -> None:
         """Recompute and backward of micro-batches; after the ``last`` ones, the unit's updates."""
         build = self._build
+        goes_on = build.shape.first_trained < unit
         weights = [build.compute_weights(unit)] if build.shape.units[unit].backward_needs_weights else []
         gradient = build.begin_gradient(unit, first=first)
-        if unit and build.backward_loads(unit - 1):
+        gradients = [] if gradient is None else [gradient]
+        if goes_on and build.backward_loads(unit - 1):
             build.prefetch_weights(unit - 1)
         for m in order:
             inputs = [self._arrive(unit - 1, m)] if unit else []
@@ -112,12 +119,12 @@ class Passes:
                 Resource.COMPUTE,
                 unit=unit,
                 micro_batch=m,
-                reads=[*weights, *inputs, gradient, Buffer("boundary_gradient", m)],
-                writes=[gradient, *([Buffer("boundary_gradient", m)] if unit else [])],
+                reads=[*weights, *inputs, *gradients, Buffer("boundary_gradient", m)],
+                writes=[*gradients, *([Buffer("boundary_gradient", m)] if goes_on else [])],
             )
             for boundary in inputs:
                 build.release(boundary)
-            if not unit:
+            if not goes_on:
                 build.release(Buffer("boundary_gradient", m))
         build.end_gradient(unit, gradient, last=last)
         build.drop_weights(unit)

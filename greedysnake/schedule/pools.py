@@ -37,13 +37,15 @@ def make_pools(shape: StepShape, choices: Choices, *, holds_all: bool) -> dict[s
         for index, chunk in enumerate(unit.chunks)
     )
     on_ssd = choices.gradients == Tier.SSD
+    needed_from = shape.first_trained - 1  # the backward ends there, so earlier boundaries are not kept
     tiers = [choices.boundary_tier(unit, len(shape.units)) for unit in range(len(shape.units) - 1)]
-    leaving = [tier for tier in tiers if tier != choices.compute_tier]
+    leaving = [tier for tier in tiers[max(0, needed_from) :] if tier != choices.compute_tier]
+    staying = len(tiers) - max(0, needed_from) - len(leaving)
     # where they leave, those of two units are there at once: one that arrives, one that is made
-    activations = len(tiers) - len(leaving) + (2 if leaving else 0)
+    activations = staying + (2 if staying < len(tiers) else 0)
     waiting_in_host = leaving.count(Tier.HOST) * shape.micro_batches + (4 if Tier.SSD in leaving else 0)
     weight_slots = max(choices.weight_slots, 2 if shape.tied else 1)
-    device_gradients = choices.gradient_slots + shape.tied
+    device_gradients = choices.gradient_slots + shape.tied_gradient
 
     def host(size: int, slots: int) -> Pool:
         return Pool(tier=Tier.HOST, slot_bytes=(size,) * slots)
@@ -62,7 +64,7 @@ def make_pools(shape: StepShape, choices: Choices, *, holds_all: bool) -> dict[s
         "gradient": host(largest_gradient, choices.gradient_slots),
         "state": host(largest_state, choices.state_slots),
         "gradient_chunk": host(largest_chunk, choices.state_slots if on_ssd else 0),
-        "tied_gradient": host(shape.units[0].gradient_bytes, int(shape.tied)),
+        "tied_gradient": host(shape.units[0].gradient_bytes, int(shape.tied_gradient)),
         "norm": host(8, len(shape.units) + 1),
         "device_weights": device(largest_weights, weight_slots),
         "device_gradient": device(largest_gradient, device_gradients),
@@ -88,6 +90,8 @@ def make_pools(shape: StepShape, choices: Choices, *, holds_all: bool) -> dict[s
         "ssd_state": ssd(chunk.state_bytes for chunk in chunks),
         "ssd_frozen": ssd(unit.frozen_weight_bytes for unit in shape.units),
         "ssd_boundary": ssd(
-            shape.boundary_bytes if tier == Tier.SSD else 0 for tier in tiers for _ in range(shape.micro_batches)
+            shape.boundary_bytes if tier == Tier.SSD and unit >= needed_from else 0
+            for unit, tier in enumerate(tiers)
+            for _ in range(shape.micro_batches)
         ),
     }

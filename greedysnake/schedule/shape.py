@@ -70,6 +70,16 @@ class StepShape:
         if self.micro_batches < 1:
             raise ValueError(f"micro_batches must be at least 1, got {self.micro_batches}")
 
+    @property
+    def first_trained(self) -> int:
+        """The first unit that has anything to train: no gradient is needed before it."""
+        return next((unit for unit, sizes in enumerate(self.units) if sizes.chunks), len(self.units) - 1)
+
+    @property
+    def tied_gradient(self) -> bool:
+        """Whether the head adds to the embedding's gradient."""
+        return self.tied and bool(self.units[0].chunks)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:

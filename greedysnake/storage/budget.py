@@ -29,9 +29,11 @@ class FolderBudget:
     left: int
 
 
-def store_bytes(durable: Mapping[str, int], scratch: Mapping[str, int], *, slots: int = 2) -> int:
+def store_bytes(
+    durable: Mapping[str, int], scratch: Mapping[str, int], *, slots: int = 2, fixed: Mapping[str, int] | None = None
+) -> int:
     """Bytes of disk that a store with these extents takes, in all folders together."""
-    return slots * sum(durable.values()) + sum(scratch.values())
+    return slots * sum(durable.values()) + sum((fixed or {}).values()) + sum(scratch.values())
 
 
 def disk_budget(
@@ -40,6 +42,7 @@ def disk_budget(
     scratch: Mapping[str, int],
     *,
     slots: int = 2,
+    fixed: Mapping[str, int] | None = None,
     geometry: Geometry | None = None,
     system: System | None = None,
 ) -> list[FolderBudget]:
@@ -49,6 +52,7 @@ def disk_budget(
         folders: where it would be.
         durable, scratch: bytes by key.
         slots: of each durable extent.
+        fixed: bytes by key of what is written once.
         geometry: which share each folder gets; None: equal shares.
         system: the system calls.
 
@@ -58,8 +62,12 @@ def disk_budget(
     system = system or System()
     geometry = geometry or weighted([1] * len(folders))
     durable_bytes = geometry.folder_bytes(sum(durable.values()))
+    fixed_bytes = geometry.folder_bytes(sum((fixed or {}).values()))
     scratch_bytes = geometry.folder_bytes(sum(scratch.values()))
-    needed = [slots * kept + passing for kept, passing in zip(durable_bytes, scratch_bytes, strict=True)]
+    needed = [
+        slots * changing + kept + passing
+        for changing, kept, passing in zip(durable_bytes, fixed_bytes, scratch_bytes, strict=True)
+    ]
     found = [_device_and_free(folder, system) for folder in folders]
     together: dict[int, int] = {}
     for (device, _), count in zip(found, needed, strict=True):

@@ -16,7 +16,7 @@ from greedysnake.storage.small_files import damaged, parse_sealed, read_file, re
 from greedysnake.storage.system import System, reason
 
 FORMAT: Literal["greedysnake-store"] = "greedysnake-store"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _LARGEST_STORE = 2**62  # bytes: file offsets are signed 64-bit numbers
 
 Checksum = Annotated[int, Field(ge=0, lt=2**32)]
@@ -34,6 +34,8 @@ class Manifest(BaseModel):
         extents: name and bytes of every durable extent, in file order.
         slots: which slot (0 or 1) holds the committed content, an entry an extent.
         checksums: crc32c of each committed piece, a list an extent.
+        fixed: name and bytes of every extent that is written once, before the first commit, in file order.
+        fixed_checksums: crc32c of each of their pieces, a list an extent.
         contents: what the store's owner needs to make sense of the extents.
     """
 
@@ -50,34 +52,41 @@ class Manifest(BaseModel):
     extents: list[tuple[str, int]]
     slots: list[int]
     checksums: list[list[Checksum]]
+    fixed: list[tuple[str, int]]
+    fixed_checksums: list[list[Checksum]]
     contents: dict[str, Any]
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        geometry = self.geometry
-        sizes = dict(self.extents)
-        if len(sizes) != len(self.extents) or any(size < 0 or size % BLOCK_BYTES for size in sizes.values()):
+        extents = [*self.extents, *self.fixed]
+        if len(dict(extents)) != len(extents) or any(size < 0 or size % BLOCK_BYTES for _, size in extents):
             raise ValueError("its extents are not distinct names of whole blocks")
-        if sum(sizes.values()) > _LARGEST_STORE:
+        if sum(size for _, size in extents) > _LARGEST_STORE:
             raise ValueError("its extents are larger than any disk")
         if len(self.slots) != len(self.extents) or not set(self.slots) <= set(range(self.slot_count)):
             raise ValueError("its slots do not match its extents")
-        if len(self.checksums) != len(self.extents):
-            raise ValueError("its checksums do not match its extents")
-        for (key, start), checksums in zip(place(sizes).items(), self.checksums, strict=True):
-            end = start + sizes[key]
-            count = -(-end // geometry.stripe_bytes) - start // geometry.stripe_bytes if end > start else 0
-            if len(checksums) != count:
-                raise ValueError("its checksums do not match its extents")
+        self._check_checksums(dict(self.extents), self.checksums)
+        self._check_checksums(dict(self.fixed), self.fixed_checksums)
         return self
 
+    def _check_checksums(self, sizes: Mapping[str, int], checksums: list[list[int]]) -> None:
+        """One for each piece of each extent of a file."""
+        stripe = self.geometry.stripe_bytes
+        ends = [(start, start + sizes[key]) for key, start in place(sizes).items()]
+        counts = [-(-end // stripe) - start // stripe if end > start else 0 for start, end in ends]
+        if [len(own) for own in checksums] != counts:
+            raise ValueError("its checksums do not match its extents")
+
     @classmethod
-    def of_new_store(cls, *, run: str, durable: Mapping[str, int], geometry: Geometry, slots: int) -> Self:
+    def of_new_store(
+        cls, *, run: str, durable: Mapping[str, int], fixed: Mapping[str, int], geometry: Geometry, slots: int
+    ) -> Self:
         """What a store holds before its first commit: zeroes.
 
         Args:
             run: identity of the run.
             durable: bytes of every durable extent, in file order.
+            fixed: bytes of every extent that is written once, in file order.
             geometry: which folder holds which bytes.
             slots: 1 or 2.
         """
@@ -91,6 +100,8 @@ class Manifest(BaseModel):
             extents=list(durable.items()),
             slots=[0] * len(durable),
             checksums=zero_checksums(durable, geometry),
+            fixed=list(fixed.items()),
+            fixed_checksums=zero_checksums(fixed, geometry),
             contents={},
         )
 

@@ -3,6 +3,7 @@
 import re
 
 SLOT_NAMES = ("slot0.bin", "slot1.bin")
+FIXED_NAME = "fixed.bin"
 SCRATCH_NAME = "scratch.bin"
 RATE_NAME = "rate.bin"
 LOCK_NAME = "lock"
@@ -28,5 +29,5 @@ def is_temporary(name: str) -> bool:
 
 def is_own(name: str) -> bool:
     """Whether a store may have made a file or folder of this name in one of its folders."""
-    own = {*SLOT_NAMES, SCRATCH_NAME, RATE_NAME, LOCK_NAME, MANIFEST_NAME, IDENTITY_NAME, OWNER_FOLDER}
+    own = {*SLOT_NAMES, FIXED_NAME, SCRATCH_NAME, RATE_NAME, LOCK_NAME, MANIFEST_NAME, IDENTITY_NAME, OWNER_FOLDER}
     return name in own or is_temporary(name)

@@ -10,6 +10,7 @@ from greedysnake.storage.folders import HeldFolders, check_folders
 from greedysnake.storage.identity import Identity
 from greedysnake.storage.manifest import Manifest
 from greedysnake.storage.names import (
+    FIXED_NAME,
     IDENTITY_NAME,
     LOCK_NAME,
     MANIFEST_NAME,
@@ -54,7 +55,7 @@ def remove_store(folders: Sequence[Path], *, system: System | None = None) -> li
             _remove_owners(folder, system)
         marks = [SLOT_NAMES[0] if len(paths) == 1 else IDENTITY_NAME, LOCK_NAME]  # show a second call what is left
         for path in paths:
-            for name in {RATE_NAME, SCRATCH_NAME, *SLOT_NAMES} - set(marks):
+            for name in {RATE_NAME, SCRATCH_NAME, FIXED_NAME, *SLOT_NAMES} - set(marks):
                 remove_file(system, path / name)
             remove_temporary(system, path)
         left = [path / name for path in paths for name in names_in(system, path) if name not in marks]

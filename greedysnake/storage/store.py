@@ -2,7 +2,8 @@
 
 Durable extents have two slots. Writes go to the slot that is *not* committed, so a commit (flush, then
 one rename) copies nothing and a crash or a rollback at any instant leaves the last commit whole.
-Scratch extents have one slot and no promise. The store knows bytes by key and nothing of models.
+Fixed extents have one slot, are written before the first commit, and only read from then on. Scratch
+extents have one slot and no promise. The store knows bytes by key and nothing of models.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +27,7 @@ from greedysnake.storage.folders import (
 from greedysnake.storage.geometry import STRIPE_BYTES, Geometry, arranged, place, weighted
 from greedysnake.storage.identity import check_identities, read_first_manifest, write_identities
 from greedysnake.storage.manifest import Manifest
-from greedysnake.storage.names import OWNER_FOLDER, SCRATCH_NAME, SLOT_NAMES
+from greedysnake.storage.names import FIXED_NAME, OWNER_FOLDER, SCRATCH_NAME, SLOT_NAMES
 from greedysnake.storage.rates import measured_geometry
 from greedysnake.storage.small_files import flush_folder, remove_file, remove_temporary, sync_tree
 from greedysnake.storage.striping import StripedFile, sync_all
@@ -60,13 +61,20 @@ class Store:
         self._current = dict(self._slots)  # where the latest content is; the one thing that a reading thread looks at
         self._written: dict[str, list[Future[int]]] = {}  # since then: pieces of each extent, which give checksums
         self._scratch: dict[str, int] = {}
-        self._offsets = place(self._extents)
+        self._fixed = dict(manifest.fixed)
+        self._offsets = place(self._extents) | place(self._fixed)
+        self._fixed_file: StripedFile | None = None
         self._scratch_file: StripedFile | None = None
         self._files: list[StripedFile] = []
         size = sum(self._extents.values())
         try:
             for name in SLOT_NAMES[: manifest.slot_count]:
                 self._files.append(held.striped_file(name, manifest.geometry, size, create=create, writable=writable))
+            if self._fixed:
+                size = sum(self._fixed.values())
+                self._fixed_file = held.striped_file(
+                    FIXED_NAME, manifest.geometry, size, create=create, writable=create
+                )
         except BaseException:
             self._close_files()
             raise
@@ -79,6 +87,7 @@ class Store:
         run: str,
         durable: Mapping[str, int],
         scratch: Mapping[str, int],
+        fixed: Mapping[str, int] | None = None,
         slots: int = 2,
         weights: Sequence[int] | None = None,
         stripe_bytes: int = STRIPE_BYTES,
@@ -90,6 +99,7 @@ class Store:
             folders: one or more, best on a disk each; made if missing; must not hold a store already.
             run: identity of the run, written to the manifest.
             durable, scratch: bytes by key, multiples of 4096.
+            fixed: likewise of what is written once, before the first commit.
             slots: 2; or 1, which takes half the disk but loses the last commit when the run ends between the first
                 write after it and the next commit.
             weights: small integers, the share of the stripes that each folder gets; None: by measured rates.
@@ -117,10 +127,13 @@ class Store:
             check_vacant(paths, system)
             undo.callback(give_up, paths, system)
             clear(paths, system)  # what a run that ended before its first commit left
-            geometry = geometry or measured_geometry(held, store_bytes(durable, scratch, slots=slots), stripe_bytes)
-            durable = arranged(durable, geometry.stripe_bytes)
-            check_budget(disk_budget(paths, durable, scratch, slots=slots, geometry=geometry, system=system))
-            manifest = Manifest.of_new_store(run=run, durable=durable, geometry=geometry, slots=slots)
+            total = store_bytes(durable, scratch, slots=slots, fixed=fixed)
+            geometry = geometry or measured_geometry(held, total, stripe_bytes)
+            durable, fixed = arranged(durable, geometry.stripe_bytes), arranged(fixed or {}, geometry.stripe_bytes)
+            check_budget(
+                disk_budget(paths, durable, scratch, slots=slots, fixed=fixed, geometry=geometry, system=system)
+            )
+            manifest = Manifest.of_new_store(run=run, durable=durable, fixed=fixed, geometry=geometry, slots=slots)
             write_identities(paths, manifest, system)
             store = cls(held, manifest, create=True, writable=True)
             undo.callback(store._close_files)
@@ -178,7 +191,7 @@ class Store:
     @property
     def disk_bytes(self) -> int:
         """Bytes of disk that the files take."""
-        return store_bytes(self._extents, self._scratch, slots=self._committed.slot_count)
+        return store_bytes(self._extents, self._scratch, slots=self._committed.slot_count, fixed=self._fixed)
 
     def disk_use(self) -> list[FolderBudget]:
         """Bytes that the files take in each folder, and what is left there."""
@@ -188,6 +201,7 @@ class Store:
             self._extents,
             self._scratch,
             slots=committed.slot_count,
+            fixed=self._fixed,
             geometry=committed.geometry,
             system=self._held.system,
         )
@@ -202,7 +216,7 @@ class Store:
         self._check_writable()
         geometry = self.geometry
         scratch = arranged(scratch, geometry.stripe_bytes)
-        if twice := scratch.keys() & self._extents.keys():
+        if twice := scratch.keys() & (self._extents.keys() | self._fixed.keys()):
             raise ValueError(f"extents {sorted(twice)} are both durable and scratch")
         if self._scratch_file is not None:
             self._scratch_file.close()
@@ -233,17 +247,21 @@ class Store:
     def write(self, key: str, parts: Sequence[Tensor]) -> Transfer:
         """Start writing a whole extent from ``parts`` (uint8, page-aligned, whole blocks), end to end.
 
-        A durable extent is written to its uncommitted slot, and read from there from now on.
+        A durable extent is written to its uncommitted slot, and read from there from now on. A fixed one is written
+        before the first commit only.
 
         Raises:
             StorageError: a write or commit failed before.
         """
-        durable = key in self._extents
-        file = self._file(key, self._slot_to_write(key) if durable else None)
+        fixed = key in self._fixed
+        durable = key in self._extents or fixed
+        file = self._file(key, self._slot_to_write(key) if key in self._extents else None)
         self._check_writable()
+        if fixed and self._has_commit:
+            raise ValueError(f"{key!r} is fixed: the store has a commit, so it is only read")
         count = sum(part.numel() for part in parts)
-        if durable and count != self._extents[key]:
-            raise ValueError(f"{key!r} is written whole: it has {self._extents[key]} bytes, got {count}")
+        if durable and count != self._size(key):
+            raise ValueError(f"{key!r} is written whole: it has {self._size(key)} bytes, got {count}")
         self._check_range(key, 0, count)
         start = self._offsets[key]
         file.check(parts, start)
@@ -255,7 +273,8 @@ class Store:
         self.written_bytes += count
         if durable:
             self._written[key] = pieces
-            self._current[key] = self._slot_to_write(key)
+            if not fixed:
+                self._current[key] = self._slot_to_write(key)
             for piece in pieces:
                 piece.add_done_callback(self._note_failure)
         return Transfer(pieces)
@@ -264,16 +283,21 @@ class Store:
         return 0 if self._committed.slot_count == 1 else 1 - self._slots[key]
 
     def _file(self, key: str, slot: int | None) -> StripedFile:
-        """The file of a durable extent's slot, or of a scratch extent."""
+        """The file of a durable extent's slot, of a fixed or of a scratch extent."""
         if key not in self._offsets:
             raise ValueError(f"the store has no extent {key!r}")
         if slot is not None:
             return self._files[slot]
-        assert self._scratch_file is not None
-        return self._scratch_file
+        file = self._fixed_file if key in self._fixed else self._scratch_file
+        assert file is not None
+        return file
+
+    def _size(self, key: str) -> int:
+        """Bytes of an extent."""
+        return next(extents[key] for extents in (self._extents, self._fixed, self._scratch) if key in extents)
 
     def _check_range(self, key: str, offset: int, count: int) -> None:
-        size = self._extents.get(key, self._scratch.get(key, 0))
+        size = self._size(key)
         if offset < 0 or offset + count > size:
             raise ValueError(f"bytes {offset} to {offset + count} are outside extent {key!r} of {size} bytes")
 
@@ -321,7 +345,8 @@ class Store:
         try:
             if not self._has_commit:
                 sync_tree(self._held.system, self.folders[0] / OWNER_FOLDER)
-            sync_all(self._files)
+            changed = [] if self._has_commit or self._fixed_file is None else [self._fixed_file]
+            sync_all([*self._files, *changed])
             manifest.write(self.folders[0], self._held.system)
         except StorageError as error:
             self._failure = f"a commit failed: {error}"
@@ -338,9 +363,18 @@ class Store:
             written = self._written.get(key)
             slots.append(self._slots[key] if written is None else self._slot_to_write(key))
             checksums.append(kept if written is None else [piece.result() for piece in written])
-        return self._committed.model_copy(
-            update={"slots": slots, "checksums": checksums, "contents": contents, "dirty": False}
-        )
+        fixed = [
+            kept if key not in self._written else [piece.result() for piece in self._written[key]]
+            for key, kept in zip(self._fixed, self._committed.fixed_checksums, strict=True)
+        ]
+        update = {
+            "slots": slots,
+            "checksums": checksums,
+            "fixed_checksums": fixed,
+            "contents": contents,
+            "dirty": False,
+        }
+        return self._committed.model_copy(update=update)
 
     def _mark_dirty(self) -> None:
         """Before the only copy of a commit is written over: make sure that nobody believes it any more."""
@@ -382,20 +416,25 @@ class Store:
                 f"the store in {self.folders[0]} has one slot and was written to since its last commit, so there is "
                 f"nothing to verify until the next"
             )
+        committed = self._committed
+        extents = [
+            (key, self._files[slot], checksums)
+            for key, slot, checksums in zip(self._extents, committed.slots, committed.checksums, strict=True)
+        ]
+        extents += [
+            (key, self._file(key, None), checksums)
+            for key, checksums in zip(self._fixed, committed.fixed_checksums, strict=True)
+        ]
         pieces = [
             CommittedPiece(
                 key=key,
-                file=self._files[slot].files[piece.folder],
+                file=file.files[piece.folder],
                 offset=piece.offset,
                 length=piece.length,
                 checksum=checksum,
             )
-            for key, slot, checksums in zip(
-                self._extents, self._committed.slots, self._committed.checksums, strict=True
-            )
-            for piece, checksum in zip(
-                self._files[slot].pieces(self._offsets[key], self._extents[key]), checksums, strict=True
-            )
+            for key, file, checksums in extents
+            for piece, checksum in zip(file.pieces(self._offsets[key], self._size(key)), checksums, strict=True)
         ]
         return damages(pieces, progress)
 
@@ -406,7 +445,6 @@ class Store:
 
     def _close_files(self) -> None:
         self._held.stop()
-        for file in self._files:
-            file.close()
-        if self._scratch_file is not None:
-            self._scratch_file.close()
+        for file in (*self._files, self._fixed_file, self._scratch_file):
+            if file is not None:
+                file.close()

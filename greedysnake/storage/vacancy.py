@@ -7,6 +7,7 @@ from pathlib import Path
 from greedysnake.errors import StorageError
 from greedysnake.storage.identity import Identity
 from greedysnake.storage.names import (
+    FIXED_NAME,
     IDENTITY_NAME,
     LOCK_NAME,
     MANIFEST_NAME,
@@ -76,7 +77,7 @@ def clear(folders: Sequence[Path], system: System) -> None:
         return identity is not None and identity.index == 0
 
     for folder in sorted(folders, key=is_first):
-        for name in (MANIFEST_NAME, IDENTITY_NAME, RATE_NAME, SCRATCH_NAME, *SLOT_NAMES):
+        for name in (MANIFEST_NAME, IDENTITY_NAME, RATE_NAME, SCRATCH_NAME, FIXED_NAME, *SLOT_NAMES):
             remove_file(system, folder / name)
         remove_temporary(system, folder)
         if len(folders) > 1:
