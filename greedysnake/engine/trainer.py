@@ -38,6 +38,7 @@ from greedysnake.optim import AdamW, UpdateScalars, first_scale
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.host import process_peak_bytes
 from greedysnake.plan.placement import Plan, make_plan
+from greedysnake.plan.wishes import wish_for
 from greedysnake.report.events import OperationEvent
 from greedysnake.schedule import Resource, Schedule
 from greedysnake.storage import FolderBudget, Store, System
@@ -71,15 +72,12 @@ class Trainer:
         **settings: Any,
     ) -> None:
         chosen = TrainerSettings.of(storage=_folders(storage), optimizer=optimizer or AdamW(), **settings)
-        skeleton = build_skeleton(
-            config_of(model),
-            dtype=DTYPES[chosen.dtype],
-            layers_per_unit=chosen.layers_per_unit,
-            chunk_elements=chosen.chunk_elements,
-            frozen=frozen_names(model),
-        )
+        skeleton = _build(model, chosen)
         self._set_up(chosen, skeleton, Progress(), dict(notes or {}))
-        plan = None if batch is None else make_plan(skeleton, batch, self._request)
+        plan = None if batch is None else self._first_plan(model, batch)
+        if self.settings.layers_per_unit is None:
+            self.settings = replace(chosen, layers_per_unit=1)
+        chosen, skeleton = self.settings, self.skeleton
         self._store = Store.create(
             chosen.storage,
             run=uuid.uuid4().hex,
@@ -153,6 +151,14 @@ class Trainer:
         self._loss_scale = first_scale(settings.dtype, settings.loss_scaling)
         self._unusable = False
         self._prepared: PreparedPlan | None = None
+
+    def _first_plan(self, model: str | Path | PretrainedConfig | PreTrainedModel, batch: BatchShape) -> Plan:
+        """The plan of a new run; where the planner wants larger units than were built, with a new skeleton."""
+        wish = wish_for(self.skeleton, batch, self._request)
+        if wish.layers_per_unit != len(self.skeleton.unit_layers[1]):
+            self.settings = replace(self.settings, layers_per_unit=wish.layers_per_unit)
+            self.skeleton = _build(model, self.settings)
+        return make_plan(self.skeleton, batch, self._request, wish)
 
     def _begin(self, plan: Plan | None) -> None:
         """Make the model ready to run, and reserve memory for the plan if there is one already."""
@@ -435,6 +441,17 @@ class Trainer:
     def _check_usable(self) -> None:
         if self._unusable:
             raise RuntimeError("the trainer is closed, or a step was broken off; what the last commit holds is kept")
+
+
+def _build(model: str | Path | PretrainedConfig | PreTrainedModel, settings: TrainerSettings) -> Skeleton:
+    """The model of a new run, cut into its units."""
+    return build_skeleton(
+        config_of(model),
+        dtype=DTYPES[settings.dtype],
+        layers_per_unit=settings.layers_per_unit or 1,
+        chunk_elements=settings.chunk_elements,
+        frozen=frozen_names(model),
+    )
 
 
 def _folders(storage: Sequence[str | Path] | str | Path) -> tuple[Path, ...]:

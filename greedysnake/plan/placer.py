@@ -10,7 +10,7 @@ from greedysnake.plan.costs import StepCosts
 from greedysnake.plan.memory import Needs, step_needs
 from greedysnake.plan.program import Placement, phase_work, solve, space_rows, step_totals
 from greedysnake.plan.query import Case, PlanQuery, over
-from greedysnake.plan.slots import NARROW, WIDE, with_slots
+from greedysnake.plan.slots import NARROW, SLOTS, WIDE, with_slots
 from greedysnake.schedule import Choices, StepShape, Tier
 
 
@@ -48,8 +48,15 @@ class Placer:
         if key not in self._frames:
             self._frames[key] = self._frame(batch, layers_per_unit)
         frame, separate = self._frames[key], query.hardware.separate_device
-        waits = query.clipping and alpha < 1
-        work = phase_work(frame.shape, frame.costs, delayed_share=alpha, wait_for_norm=waits, separate_device=separate)
+        waits = query.waits_for_norm(alpha)
+        work = phase_work(
+            frame.shape,
+            frame.costs,
+            delayed_share=alpha,
+            wait_for_norm=waits,
+            separate_device=separate,
+            snapshots=1 / query.snapshot_every if query.snapshot_every else 0.0,
+        )
         for needs in frame.needs:
             rows = space_rows(
                 frame.shape,
@@ -83,6 +90,7 @@ class Placer:
                     with_slots(least, slots),
                     computing=computing,
                     slots=2 if query.second_slot else 1,
+                    process=query.process_bytes,
                 )
                 for slots in (WIDE, NARROW)
             ),
@@ -121,7 +129,7 @@ class Placer:
                 continue
             choices = Choices(
                 delayed_share=alpha,
-                wait_for_norm=self._query.clipping and alpha < 1,
+                wait_for_norm=self._query.waits_for_norm(alpha),
                 separate_device=self._query.hardware.separate_device,
                 boundaries_on_device=_whole(placement.boundaries_device),
                 boundaries_on_ssd=_whole(max(0.0, 1 - placement.boundaries_device - placement.boundaries_host)),
@@ -146,7 +154,7 @@ class Placer:
         """
         query = self._query
         gradients = [query.gradients] if query.gradients else [Tier.HOST, Tier.SSD]
-        if alpha == 0 and not query.clipping and not query.gradients:
+        if alpha == 0 and not query.waits_for_norm(alpha) and not query.gradients:
             gradients = [Tier.HOST]  # none are held
         boundaries = [{"boundaries_ssd": 0.0}, {"resident_weights": 0.0, "resident_state": 0.0}, {}]
         for shares, tier in product(boundaries, gradients):
@@ -204,6 +212,10 @@ class Placer:
     def neighbours(self, case: Case, alphas: tuple[float, ...], unit_sizes: tuple[int, ...]) -> Iterator[Case]:
         """Cases that differ in one choice: α by one of ``alphas``, the unit size, or the number of buffers."""
         query = self._query
+        for slots in SLOTS:
+            other = self.fit_shares(replace(case, choices=with_slots(case.choices, slots)))
+            if other is not None:
+                yield other
         if query.delayed_share is None:
             for step in alphas:
                 alpha = round(case.choices.delayed_share + step, 2)
@@ -213,10 +225,6 @@ class Placer:
             for size in unit_sizes:
                 if size != case.layers_per_unit and size <= query.workload.layers:
                     yield from self.likely(case.batch, case.choices.delayed_share, size)
-        for slots in (WIDE, NARROW):
-            other = self.fit_shares(replace(case, choices=with_slots(case.choices, slots)))
-            if other is not None:
-                yield other
 
 
 def _in_host(choices: Choices) -> float:

@@ -26,6 +26,7 @@ _ALPHA_STEPS = (-0.05, 0.05, -0.15, 0.15)
 _NEAR = 1.05
 """Placements within this factor of the shortest are simulated too."""
 _MUCH_SLOWER = 0.9
+_TIE_BREAK = 1e-3
 SIMULATED_OPERATIONS = 200_000
 """After which no further near winner is simulated: a few seconds' work, and the same plan on any machine."""
 
@@ -87,12 +88,16 @@ def batches(query: PlanQuery) -> Iterator[BatchShape]:
         for rows in [query.rows] if query.rows else range(1, most + 1):
             micro_batches, rest = divmod(query.sequences, rows)
             if not rest and query.micro_batches in (None, micro_batches):
-                yield BatchShape(micro_batches=micro_batches, rows=rows, tokens=query.tokens)
+                yield _batch(query, micro_batches, rows)
         return
     for rows, micro_batches in product(
         [query.rows or enough_rows(query)], [query.micro_batches] if query.micro_batches else _MICRO_BATCHES
     ):
-        yield BatchShape(micro_batches=micro_batches, rows=rows, tokens=query.tokens)
+        yield _batch(query, micro_batches, rows)
+
+
+def _batch(query: PlanQuery, micro_batches: int, rows: int) -> BatchShape:
+    return BatchShape(micro_batches=micro_batches, rows=rows, tokens=query.tokens, mask_bytes=query.mask_bytes)
 
 
 def enough_rows(query: PlanQuery) -> int:
@@ -157,7 +162,8 @@ class Trials:
             if not fits(case.needs(self._query), self._query.limits):
                 return None
             self._tried[case] = simulate_case(case, self._query)
-            self._left -= len(self._tried[case].step.starts)
+            # a second step, with a snapshot, is simulated where there is something to write
+            self._left -= len(self._tried[case].step.starts) * (1 + bool(self._tried[case].snapshot_seconds))
         return self._tried[case]
 
     def best(self, cases: Iterable[Case], best: Candidate | None = None) -> Candidate | None:
@@ -170,9 +176,14 @@ class Trials:
                 continue
             if best is not None and found.tokens_per_second < _MUCH_SLOWER * best.tokens_per_second:
                 self._ssd_is_slow = self._ssd_is_slow or _more_on_ssd(case, best)
-            if best is None or found.tokens_per_second > best.tokens_per_second:
+            if best is None or _value(found) > _value(best):
                 best = found
         return best
+
+
+def _value(candidate: Candidate) -> float:
+    """Tokens per second; of two that are as fast, the one that uses the disks less is better."""
+    return candidate.tokens_per_second / (1 + _TIE_BREAK * candidate.step.disk_busy / candidate.step.seconds)
 
 
 def _more_on_ssd(case: Case, best: Candidate) -> bool:

@@ -183,8 +183,13 @@ def describe_model(config: PretrainedConfig, *, dtype: str = "bfloat16", name: s
     Raises:
         ModelError: the model cannot be built, or not be run layer by layer.
     """
-    skeleton = build_skeleton(config, dtype=DTYPES[dtype])
-    text = skeleton.model.config.get_text_config()
+    return describe_skeleton(build_skeleton(config, dtype=DTYPES[dtype]), dtype=dtype, name=name)
+
+
+def describe_skeleton(skeleton: Skeleton, *, dtype: str, name: str | None = None) -> Workload:
+    """The same for a model that was built already, a decoder layer a unit."""
+    config = skeleton.model.config
+    text = config.get_text_config()
     parts = [_part(skeleton, unit) for unit in range(len(skeleton.layouts))]
     return Workload(
         name=name or str(config.model_type),
