@@ -141,9 +141,10 @@ def test_more_buffers_where_memory_allows(tmp_path):
         assert planned(trainer).choices.state_slots == SLOTS[0].state_slots
 
 
-def test_a_resumed_run_is_planned_from_the_same_figures(tmp_path):
+@pytest.mark.parametrize("layers", [1, None])
+def test_a_resumed_run_is_planned_from_the_same_figures(tmp_path, layers):
     batches = random_batches(2)
-    with trainer_for(tmp_path, batches, hardware=MACHINE) as trainer:
+    with trainer_for(tmp_path, batches, hardware=MACHINE, layers_per_unit=layers) as trainer:
         trainer.step(batches[0])
         units = len(trainer.skeleton.layouts)
     with Trainer.resume(tmp_path / "store") as trainer:

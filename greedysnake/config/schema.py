@@ -191,8 +191,9 @@ class EngineConfig(Section):
         examples=["hardware.json"],
     )
     layers_per_unit: Count | None = Field(
-        default=None,
-        description="Decoder layers that are loaded and computed as one unit; null: planned, without `hardware` 1.",
+        default=1,
+        description="Decoder layers that are loaded and computed as one unit; null: planned, without `hardware` 1. "
+        "With `snake`, another size sums micro-batches in another order, and so rounds differently.",
     )
     snake: Flag = Field(
         default=True,

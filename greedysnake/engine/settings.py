@@ -38,7 +38,7 @@ class TrainerSettings:
         schedule: ``"vertical"``, or ``"horizontal"``, the baseline.
         seed: of random weights and dropout.
         layers_per_unit: decoder layers loaded and computed as one; None: planned, where the machine's figures and the
-            batch are known when the trainer is made, else 1.
+            batch are known when the trainer is made, else 1. With ``snake``, another size rounds differently.
         snake: whether every other unit takes the micro-batches in reverse.
         overlap: whether operations of different resources run at the same time; False is for comparison.
         boundaries_on_device, boundaries_on_ssd: shares of the boundaries that wait for the backward there, the rest in
@@ -70,7 +70,7 @@ class TrainerSettings:
     delayed_share: float | None = None
     schedule: str = "vertical"
     seed: int = 0
-    layers_per_unit: int | None = None
+    layers_per_unit: int | None = 1
     snake: bool = True
     overlap: bool = True
     boundaries_on_device: float | None = None
