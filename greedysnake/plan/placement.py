@@ -153,6 +153,7 @@ def make_plan(skeleton: Skeleton, batch: BatchShape, request: PlanRequest, wish:
             separate_device=request.separate_device,
             boundaries_on_device=request.boundaries_on_device or 0.0,
             boundaries_on_ssd=found.boundaries_on_ssd,
+            boundaries_first=found.boundaries_first,
             gradients=gradient_tier,
             snake=request.snake,
             overlap=request.overlap,

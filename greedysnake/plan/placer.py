@@ -149,7 +149,7 @@ class Placer:
     def _variants(self, alpha: float) -> Iterator[dict[str, float]]:
         """Shares to give the program, which should not decide everything alone: where gradients wait, and boundaries.
 
-        In the backward, reads of boundaries wait behind reads of state, which the program does not know: so none on
+        The program does not know who waits behind whom in the backward, where boundaries and state are read: so none on
         SSD, or, with nothing else in host memory, as few as must be, or as many as the program likes.
         """
         query = self._query
@@ -216,6 +216,8 @@ class Placer:
             other = self.fit_shares(replace(case, choices=with_slots(case.choices, slots)))
             if other is not None:
                 yield other
+        if case.choices.boundaries_on_ssd > 0:  # mostly better first, but not where the disks limit all
+            yield case.with_choices(boundaries_first=not case.choices.boundaries_first)
         if query.delayed_share is None:
             for step in alphas:
                 alpha = round(case.choices.delayed_share + step, 2)

@@ -37,6 +37,7 @@ class Wish:
         gradients: tiers for gradients that wait, the first that fits.
         boundaries_on_device: share that stays on the device, or less.
         boundaries_on_ssd: share that goes to SSD, or more.
+        boundaries_first: whether updates make way for those.
         resident_weights, resident_state: shares that stay in host memory, or less.
         reasons: why.
     """
@@ -47,6 +48,7 @@ class Wish:
     gradients: tuple[Tier, ...]
     boundaries_on_device: float
     boundaries_on_ssd: float
+    boundaries_first: bool
     resident_weights: float
     resident_state: float
     reasons: tuple[str, ...]
@@ -89,6 +91,7 @@ def by_rule(request: PlanRequest) -> Wish:
         gradients=(request.gradients,) if request.gradients else (Tier.HOST, Tier.SSD),
         boundaries_on_device=_or(request.boundaries_on_device, 1.0 if request.separate_device else 0.0),
         boundaries_on_ssd=_or(request.boundaries_on_ssd, 0.0),
+        boundaries_first=True,
         resident_weights=_or(request.resident_weights, 1.0),
         resident_state=_or(request.resident_state, 1.0),
         reasons=tuple(reasons),
@@ -108,6 +111,7 @@ def by_search(skeleton: Skeleton, batch: BatchShape, request: PlanRequest, hardw
         gradients=(request.gradients,) if request.gradients else tuple(dict.fromkeys((choices.gradients, Tier.SSD))),
         boundaries_on_device=choices.boundaries_on_device,
         boundaries_on_ssd=choices.boundaries_on_ssd,
+        boundaries_first=choices.boundaries_first,
         resident_weights=choices.resident_weights,
         resident_state=choices.resident_state,
         reasons=(
