@@ -303,7 +303,7 @@ def _describe_folder(use: FolderBudget) -> str:
 
 def _with_absolute_paths(config: RunConfig) -> RunConfig:
     """The config with a storage folder and a hardware file that are found from anywhere."""
-    engine, changes = config.engine, {}
+    engine, changes = config.engine, dict[str, Any]()
     if engine.storage is not None:
         changes["storage"] = [folder.resolve() for folder in engine.storage]
     if engine.hardware is not None and Path(engine.hardware).expanduser().is_file():

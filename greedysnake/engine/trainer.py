@@ -72,22 +72,18 @@ class Trainer:
         **settings: Any,
     ) -> None:
         chosen = TrainerSettings.of(storage=_folders(storage), optimizer=optimizer or AdamW(), **settings)
-        skeleton = _build(model, chosen)
-        self._set_up(chosen, skeleton, Progress(), dict(notes or {}))
-        plan = None if batch is None else self._first_plan(model, batch)
-        if self.settings.layers_per_unit is None:
-            self.settings = replace(chosen, layers_per_unit=1)
-        chosen, skeleton = self.settings, self.skeleton
+        self._set_up(chosen, _build(model, chosen), Progress(), dict(notes or {}))
+        plan = self._first_plan(model, batch)
         self._store = Store.create(
             chosen.storage,
             run=uuid.uuid4().hex,
             slots=2 if chosen.second_slot else 1,
-            durable=durable_extents(skeleton.layouts),
+            durable=durable_extents(self.skeleton.layouts),
             scratch={} if plan is None else self._scratch(plan),
             system=system,
         )
         try:
-            self._model_files = write_model(self._store, skeleton, model, chosen.seed)
+            self._model_files = write_model(self._store, self.skeleton, model, chosen.seed)
             self._begin(plan)
             self.snapshot()
         except BaseException:
@@ -152,13 +148,17 @@ class Trainer:
         self._unusable = False
         self._prepared: PreparedPlan | None = None
 
-    def _first_plan(self, model: str | Path | PretrainedConfig | PreTrainedModel, batch: BatchShape) -> Plan:
-        """The plan of a new run; where the planner wants larger units than were built, with a new skeleton."""
-        wish = wish_for(self.skeleton, batch, self._request)
-        if wish.layers_per_unit != len(self.skeleton.unit_layers[1]):
-            self.settings = replace(self.settings, layers_per_unit=wish.layers_per_unit)
-            self.skeleton = _build(model, self.settings)
-        return make_plan(self.skeleton, batch, self._request, wish)
+    def _first_plan(
+        self, model: str | Path | PretrainedConfig | PreTrainedModel, batch: BatchShape | None
+    ) -> Plan | None:
+        """The plan of a new run if its batch is known, and the size of its units, built anew if not as they were."""
+        wish = None if batch is None else wish_for(self.skeleton, batch, self._request)
+        layers = 1 if wish is None else wish.layers_per_unit
+        if self.settings.layers_per_unit is None:
+            self.settings = replace(self.settings, layers_per_unit=layers)
+            if layers > 1:
+                self.skeleton = _build(model, self.settings)
+        return None if batch is None else make_plan(self.skeleton, batch, self._request, wish)
 
     def _begin(self, plan: Plan | None) -> None:
         """Make the model ready to run, and reserve memory for the plan if there is one already."""
