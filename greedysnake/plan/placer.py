@@ -212,10 +212,6 @@ class Placer:
     def neighbours(self, case: Case, alphas: tuple[float, ...], unit_sizes: tuple[int, ...]) -> Iterator[Case]:
         """Cases that differ in one choice: α by one of ``alphas``, the unit size, or the number of buffers."""
         query = self._query
-        for slots in SLOTS:
-            other = self.fit_shares(replace(case, choices=with_slots(case.choices, slots)))
-            if other is not None:
-                yield other
         if case.choices.boundaries_on_ssd > 0:  # mostly better first, but not where the disks limit all
             yield case.with_choices(boundaries_first=not case.choices.boundaries_first)
         if query.delayed_share is None:
@@ -223,6 +219,10 @@ class Placer:
                 alpha = round(case.choices.delayed_share + step, 2)
                 if 0 <= alpha <= 1:
                     yield from self.likely(case.batch, alpha, case.layers_per_unit)
+        for slots in SLOTS:
+            other = self.fit_shares(replace(case, choices=with_slots(case.choices, slots)))
+            if other is not None:
+                yield other
         if query.layers_per_unit is None:
             for size in unit_sizes:
                 if size != case.layers_per_unit and size <= query.workload.layers:

@@ -165,18 +165,27 @@ def over(needs: Needs, limits: Limits) -> dict[Tier, int]:
 
 
 def simulate_case(case: Case, query: PlanQuery) -> Candidate:
-    """Build the case's schedule and run it on the query's machine."""
+    """Build the case's schedule and run it on the query's machine, snapshots included."""
+    return with_snapshots(simulate_plain(case, query), query)
+
+
+def simulate_plain(case: Case, query: PlanQuery) -> Candidate:
+    """The same without snapshots: the case is no faster with them."""
     shape, costs = case.shape(query), case.costs(query)
-    build = BUILDERS[query.schedule]
-    pending = case.choices.delayed_share > 0
-    schedule = build(shape, case.choices, pending=pending)
-    step, snapshot = simulate(schedule, shape, costs), 0.0
-    if query.snapshot_every is not None and (case.choices.resident_weights or case.choices.resident_state):
-        with_snapshot = simulate(build(shape, case.choices, pending=pending, snapshot=True), shape, costs)
-        snapshot = max(0.0, with_snapshot.seconds - step.seconds) / query.snapshot_every
+    schedule = BUILDERS[query.schedule](shape, case.choices, pending=case.choices.delayed_share > 0)
     return Candidate(
         case=case,
-        step=step,
+        step=simulate(schedule, shape, costs),
         least_seconds=least_seconds(schedule, shape, costs),
-        snapshot_seconds=snapshot,
     )
+
+
+def with_snapshots(candidate: Candidate, query: PlanQuery) -> Candidate:
+    """The candidate with a step's share of a snapshot: a step in which one is taken is simulated too."""
+    case, choices = candidate.case, candidate.case.choices
+    if query.snapshot_every is None or not (choices.resident_weights or choices.resident_state):
+        return candidate
+    shape = case.shape(query)
+    schedule = BUILDERS[query.schedule](shape, choices, pending=choices.delayed_share > 0, snapshot=True)
+    longer = simulate(schedule, shape, case.costs(query)).seconds - candidate.step.seconds
+    return replace(candidate, snapshot_seconds=max(0.0, longer) / query.snapshot_every)

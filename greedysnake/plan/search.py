@@ -12,7 +12,7 @@ from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.failure import nothing_fits
 from greedysnake.plan.placer import Placer
 from greedysnake.plan.program import Placement
-from greedysnake.plan.query import Candidate, Case, PlanQuery, fits, simulate_case
+from greedysnake.plan.query import Candidate, Case, PlanQuery, fits, simulate_plain, with_snapshots
 from greedysnake.plan.step_costs import unit_seconds
 
 _MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -150,6 +150,7 @@ class Trials:
         self._left = SIMULATED_OPERATIONS
         self._ssd_is_slow = False  # boundaries on SSD have been seen to cost much
         self._tried: dict[Case, Candidate] = {}
+        self._counted: set[Case] = set()  # with their snapshots
 
     @property
     def spent(self) -> bool:
@@ -157,14 +158,22 @@ class Trials:
         return self._left <= 0
 
     def simulate(self, case: Case) -> Candidate | None:
-        """The case, simulated now or before; None if it does not fit."""
+        """The case, simulated now or before, without snapshots if it was not close; None if it does not fit."""
         if case not in self._tried:
             if not fits(case.needs(self._query), self._query.limits):
                 return None
-            self._tried[case] = simulate_case(case, self._query)
-            # a second step, with a snapshot, is simulated where there is something to write
-            self._left -= len(self._tried[case].step.starts) * (1 + bool(self._tried[case].snapshot_seconds))
+            self._tried[case] = simulate_plain(case, self._query)
+            self._left -= len(self._tried[case].step.starts)
         return self._tried[case]
+
+    def _with_snapshots(self, candidate: Candidate) -> Candidate:
+        if candidate.case not in self._counted:
+            self._counted.add(candidate.case)
+            counted = with_snapshots(candidate, self._query)
+            if counted is not candidate:
+                self._left -= len(candidate.step.starts)
+            self._tried[candidate.case] = counted
+        return self._tried[candidate.case]
 
     def best(self, cases: Iterable[Case], best: Candidate | None = None) -> Candidate | None:
         """The fastest of ``best`` and those of ``cases`` that there is time to simulate, at least one of them."""
@@ -176,6 +185,8 @@ class Trials:
                 continue
             if best is not None and found.tokens_per_second < _MUCH_SLOWER * best.tokens_per_second:
                 self._ssd_is_slow = self._ssd_is_slow or _more_on_ssd(case, best)
+            if best is None or _value(found) > _value(best):
+                found = self._with_snapshots(found)
             if best is None or _value(found) > _value(best):
                 best = found
         return best
