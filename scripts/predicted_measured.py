@@ -12,8 +12,8 @@ Every setting has a process of its own, and the results file (FOLDER/predicted_m
 the script can be broken off, and goes on where it was when it is called again. Settings that failed are tried again.
 
 - seconds: median of some steps after one that is not counted; predicted by simulation.
-- host memory: most resident memory of the process during these steps (VmHWM, set back before them), of which what the
-  process had before the trainer was made is taken off; predicted by the plan, likewise without the process.
+- host memory: most resident memory of the process during these steps (VmHWM, set back before them); predicted by the
+  plan. What the process itself had when it was planned is taken off both.
 - bytes: what the store counts in a step; predicted by the schedule.
 """
 
@@ -37,13 +37,10 @@ import greedysnake
 from greedysnake.engine.devices import make_device
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.hardware import Hardware, LayerTimes, load_hardware, save_hardware
-from greedysnake.plan.host import process_bytes
 from greedysnake.plan.probe_compute import layer_times, make_layer_probe
-from greedysnake.plan.query import PlanQuery
-from greedysnake.plan.search import search
 from greedysnake.plan.simulate import simulate
 from greedysnake.plan.step_costs import least_seconds, measured_times, step_costs
-from greedysnake.plan.workload import Workload, describe_model
+from greedysnake.plan.workload import describe_model
 from greedysnake.report.metrics import write_json_atomic
 from greedysnake.report.trace import busy_shares
 from greedysnake.schedule import Resource, Tier
@@ -184,34 +181,13 @@ def batch_shape(setting: dict[str, Any]) -> BatchShape:
     return BatchShape(micro_batches=setting["micro_batches"], rows=1, tokens=setting["sequence"])
 
 
-def planned_settings(setting: dict[str, Any], workload: Workload, hardware: Hardware) -> dict[str, Any]:
-    """What of the trainer's settings the setting gives, and what the planner is asked for."""
+def planned_settings(setting: dict[str, Any]) -> dict[str, Any]:
+    """What of the trainer's settings the setting gives; None leaves it to the planner."""
     resident = None if setting["resident"] == "planned" else float(setting["resident"])
-    if setting["alpha"] != "planned":
-        return {
-            "delayed_share": float(setting["alpha"]),
-            "resident_weights": resident,
-            "resident_state": resident,
-        }
-    query = PlanQuery(
-        workload=workload,
-        hardware=hardware,
-        tokens=setting["sequence"],
-        sequences=setting["micro_batches"],
-        micro_batches=setting["micro_batches"],
-        rows=1,
-        layers_per_unit=1,
-        resident_weights=resident,
-        resident_state=resident,
-        clipping=setting["clipping"],
-    )
-    choices = search(query).case.choices
     return {
-        "delayed_share": choices.delayed_share,
-        "boundaries_on_ssd": choices.boundaries_on_ssd,
-        "gradients": str(choices.gradients),
-        "resident_weights": choices.resident_weights,
-        "resident_state": choices.resident_state,
+        "delayed_share": None if setting["alpha"] == "planned" else float(setting["alpha"]),
+        "resident_weights": resident,
+        "resident_state": resident,
     }
 
 
@@ -222,8 +198,6 @@ def measure(
     torch.manual_seed(0)
     batch, shape = random_batch(sizes, setting["micro_batches"]), batch_shape(setting)
     workload = describe_model(model_config(sizes), dtype=setting["dtype"])
-    settings = planned_settings(setting, workload, hardware)
-    before = process_bytes()
     with greedysnake.Trainer(
         model_config(sizes),
         arguments.folder / "store",
@@ -231,7 +205,8 @@ def measure(
         batch=shape,
         dtype=setting["dtype"],
         host_memory=setting["host_memory"],
-        **settings,
+        hardware=hardware,
+        **planned_settings(setting),
     ) as trainer:
         plan = trainer.plan
         if plan is None:
@@ -261,11 +236,10 @@ def measure(
             },
             "measured": {
                 "seconds": statistics.median(seconds),
-                "host_bytes": last.host_peak_bytes - before,
+                "host_bytes": last.host_peak_bytes - plan.host_bytes["process"],
                 "read_bytes": last.ssd_read_bytes,
                 "written_bytes": last.ssd_write_bytes,
                 "all_seconds": seconds,
-                "process_bytes_before": before,
                 "host_peak_bytes": last.host_peak_bytes,
                 "peak_was_set_back": peak_was_set_back,
                 "busy": {str(resource): busy[resource] for resource in Resource},
