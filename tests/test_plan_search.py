@@ -202,14 +202,50 @@ MORE = {
     "computation": lambda m: m.model_copy(
         update={"compute": {k: r.model_copy(update={"matrix": 2 * r.matrix}) for k, r in m.compute.items()}}
     ),
+    "device's own traffic": lambda m: m.model_copy(update={"compute_memory": 2 * m.compute_memory}),
+    "copies within the host": lambda m: m.model_copy(update={"copy_rate": 2 * m.copy_rate}),
+    "disk space": lambda m: m.model_copy(
+        update={"disks": tuple(disk.model_copy(update={"capacity": 2 * disk.capacity}) for disk in m.disks)}
+    ),
+    "a second disk": lambda m: m.model_copy(update={"disks": 2 * m.disks}),
 }
+OF_A_DEVICE = {"device memory", "copies", "device's own traffic"}
+SHOWN_TWICE = ("disk", "host memory", "optimizer", "computation")
+"""What more of is tried on the other machines too."""
 
 
-@pytest.mark.parametrize("more", sorted(MORE))
-def test_more_of_a_resource_never_makes_the_plan_slower(more):
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        *(("accelerator", more) for more in sorted(MORE)),
+        *(("slow disk", more) for more in (*SHOWN_TWICE, "device memory", "copies")),
+        *(("cpu", more) for more in SHOWN_TWICE),
+    ],
+)
+def test_more_of_a_resource_never_makes_the_plan_slower(name, more):
     """To within a per cent: the search simulates the best few, not all."""
-    after = query(MORE[more](MACHINES["accelerator"]), sequences=6)
-    assert search(after).step.seconds <= 1.01 * plan_for("accelerator", 6).step.seconds
+    after = query(MORE[more](MACHINES[name]), sequences=6)
+    assert search(after).step.seconds <= 1.01 * plan_for(name, 6).step.seconds
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    name=st.sampled_from(sorted(MACHINES)),
+    faster=st.sets(st.sampled_from(sorted(MORE.keys() - {"host memory", "device memory", "disk space"}))),
+    alpha=st.sampled_from([0.0, 0.3, 1.0]),
+    clipping=st.booleans(),
+)
+def test_faster_machines_never_make_the_programs_step_longer(name, faster, alpha, clipping):
+    """Any resources at once, to rounding: the program looks at all shares."""
+    batch = BatchShape(micro_batches=3, rows=2, tokens=1024)
+    machine = MACHINES[name]
+    for more in sorted(faster - (OF_A_DEVICE if name == "cpu" else set())):
+        machine = MORE[more](machine)
+    placers = [Placer(query(hardware, clipping=clipping)) for hardware in (MACHINES[name], machine)]
+    before, after = (placer.place(batch, alpha, 1, placer.fixed_shares()) for placer in placers)
+    assert before is not None
+    assert after is not None
+    assert after.seconds <= before.seconds * (1 + 1e-6)
 
 
 def test_a_free_batch_is_large_enough_and_no_larger():

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from greedysnake.cli.predicted import predicted_and_measured
 from greedysnake.cli.record import RunRecord
 from greedysnake.config import RunConfig
 from greedysnake.data import TokenBatches
@@ -119,7 +120,7 @@ def _rate(result: StepResult, resource: Resource, busy_share: float) -> float | 
 
 def finish_run(config: RunConfig, trainer: Trainer, record: RunRecord, seconds: float) -> dict[str, Any]:
     """Summary, pictures and trace."""
-    summary = record.summary(seconds)
+    summary = record.summary(seconds) | predicted_and_measured(trainer.plan, record)
     summary["parameters"], summary["trained_parameters"] = (
         trainer.skeleton.parameter_count,
         trainer.skeleton.trained_count,

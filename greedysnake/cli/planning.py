@@ -18,6 +18,7 @@ from greedysnake.plan.hardware import Hardware, load_hardware
 from greedysnake.plan.pictures import draw_roofline, roofline_points
 from greedysnake.plan.presets import MODEL_PRESETS
 from greedysnake.plan.query import PlanQuery
+from greedysnake.plan.snapshots import DEFAULT_SNAPSHOT_STEPS, can_take_back, steps_between_snapshots
 from greedysnake.plan.workload import describe_model
 from greedysnake.report.wording import moved, percent, rate, seconds
 from greedysnake.schedule import Choices, Tier
@@ -45,12 +46,12 @@ def parse_count(text: str) -> float:
     return count
 
 
-def make_query(model: str, hardware: Hardware, fixed: dict[str, Any], overrides: Sequence[str]) -> PlanQuery:
+def make_query(model: str, machine: str | None, fixed: dict[str, Any], overrides: Sequence[str]) -> PlanQuery:
     """The question: a preset, or the settings of a run.
 
     Args:
         model: name of a preset, or a YAML file of settings.
-        hardware: the machine.
+        machine: file of its figures or name of a profile; None: the one of the settings, else DEFAULT_MACHINE.
         fixed: fields of the query given on the command line; None leaves a field as the settings have it.
         overrides: ``key=value`` for a file of settings.
 
@@ -63,7 +64,13 @@ def make_query(model: str, hardware: Hardware, fixed: dict[str, Any], overrides:
             raise ConfigError(f"{overrides[0]}: only a file of settings can be changed so, not the preset {model}")
         preset = MODEL_PRESETS[model]
         workload = describe_model(preset.config(), dtype="bfloat16", name=model)
-        query = PlanQuery(workload=workload, hardware=hardware, tokens=preset.tokens, clipping=False)
+        query = PlanQuery(
+            workload=workload,
+            hardware=load_hardware(machine or DEFAULT_MACHINE),
+            tokens=preset.tokens,
+            clipping=False,
+            snapshot_every=DEFAULT_SNAPSHOT_STEPS,
+        )
         return replace(query, **given)
     path = Path(model)
     if not path.exists():
@@ -77,6 +84,9 @@ def make_query(model: str, hardware: Hardware, fixed: dict[str, Any], overrides:
         else AutoConfig.for_model(values.pop("model_type"), **values)
     )
     engine, training = settings.engine, settings.training
+    hardware = load_hardware(machine or engine.hardware or DEFAULT_MACHINE)
+    resident = (engine.resident_weights, engine.resident_state)
+    snapshot_every = steps_between_snapshots(training.snapshot_every, *resident)
     query = PlanQuery(
         workload=describe_model(
             config,
@@ -98,6 +108,8 @@ def make_query(model: str, hardware: Hardware, fixed: dict[str, Any], overrides:
         resident_weights=engine.resident_weights,
         resident_state=engine.resident_state,
         clipping=settings.optimizer.max_grad_norm is not None,
+        can_take_back=can_take_back(snapshot_every, *resident, second_slot=engine.second_slot),
+        snapshot_every=snapshot_every,
         second_slot=engine.second_slot,
         schedule=engine.schedule,
     )
@@ -131,8 +143,7 @@ def run_plan(
     Raises:
         GreedySnakeError: it has no answer; the message says why.
     """
-    hardware = load_hardware(machine or DEFAULT_MACHINE)
-    query = make_query(model, hardware, fixed, overrides)
+    query = make_query(model, machine, fixed, overrides)
     if query.schedule != "vertical":
         raise ConfigError(
             f"engine.schedule: found {query.schedule}; the planner places vertical steps only. greedysnake simulate "

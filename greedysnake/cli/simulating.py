@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from greedysnake.cli.planning import DEFAULT_MACHINE, make_query
+from greedysnake.cli.planning import make_query
 from greedysnake.errors import GreedySnakeError
 from greedysnake.plan.given import GivenStep, simulate_given
-from greedysnake.plan.hardware import load_hardware
 from greedysnake.report.pictures import draw_timeline
 
 
@@ -19,7 +18,7 @@ def run_simulation(
     Raises:
         GreedySnakeError: the question has no answer, or the picture cannot be written.
     """
-    query = make_query(model, load_hardware(machine or DEFAULT_MACHINE), fixed, overrides)
+    query = make_query(model, machine, fixed, overrides)
     found = simulate_given(query)
     if timeline is not None:
         layers = query.layers_per_unit or 1

@@ -16,6 +16,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 from greedysnake.cli.data import describe_data, load_run_data
 from greedysnake.cli.folder import make_last, writing
 from greedysnake.cli.loop import LOSS_BEFORE, METRICS_NAME, finish_run, train_steps
+from greedysnake.cli.predicted import describe_prediction, write_plan
 from greedysnake.cli.record import RunRecord
 from greedysnake.cli.resuming import DATA, TOKENIZER_FOLDER, as_saved, check_same_data, checking_bar, resumed_config
 from greedysnake.config import RunConfig, dump_config
@@ -34,7 +35,7 @@ from greedysnake.models.lora import Lora
 from greedysnake.models.skeleton import Skeleton
 from greedysnake.optim import AdamW, LearningRate
 from greedysnake.plan.activations import BatchShape
-from greedysnake.report.metrics import cut_metrics, write_json_atomic, write_text_atomic
+from greedysnake.report.metrics import cut_metrics, write_text_atomic
 from greedysnake.storage import FolderBudget
 from greedysnake.units import format_bytes
 
@@ -78,7 +79,7 @@ def run_training(config: RunConfig, console: Console) -> tuple[dict[str, Any], l
     try:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: leave nothing behind
         with writing(run):
-            write_text_atomic(run / "config.yaml", dump_config(_with_absolute_storage(config)))
+            write_text_atomic(run / "config.yaml", dump_config(_with_absolute_paths(config)))
         inputs = prepare_inputs(config)
         with writing(run):
             inputs.tokenizer.save_pretrained(run / TOKENIZER_FOLDER)
@@ -86,7 +87,7 @@ def run_training(config: RunConfig, console: Console) -> tuple[dict[str, Any], l
         console.print(describe_data(inputs.batches))
         trainer = make_trainer(config, inputs)
         with writing(run):
-            write_json_atomic(run / "plan.json", trainer.plan.as_json() if trainer.plan else {})
+            write_plan(run, trainer)
         console.print(_describe_plan(trainer, config))
     except BaseException:
         if trainer is not None:
@@ -123,7 +124,7 @@ def resume_training(
         trainer.reserve(batch_shape(config, inputs))
         with writing(run):
             write_text_atomic(run / "config.yaml", dump_config(config))
-            write_json_atomic(run / "plan.json", trainer.plan.as_json() if trainer.plan else {})
+            write_plan(run, trainer)
             lines = cut_metrics(run / METRICS_NAME, trainer.steps_done)
     except BaseException:
         with suppress(GreedySnakeError):  # one error is told
@@ -271,6 +272,7 @@ def changeable_settings(config: RunConfig) -> dict[str, Any]:
         "device": engine.device,
         "host_memory": engine.host_memory,
         "device_memory": engine.device_memory,
+        "hardware": engine.hardware,
         "delayed_share": engine.delayed_share,
         "schedule": engine.schedule,
         "snake": engine.snake,
@@ -300,7 +302,8 @@ def _describe_plan(trainer: Trainer, config: RunConfig) -> str:
         f"{format_bytes(ssd['read_bytes_per_step'])} and writes {format_bytes(ssd['write_bytes_per_step'])}\n"
         f"{'' if config.engine.second_slot else ONE_SLOT}"
         f"Host memory: about {format_bytes(memory['expected_bytes'])} of {format_bytes(memory['budget_bytes'])}; "
-        f"{torch.get_num_threads()} compute threads"
+        f"{torch.get_num_threads()} compute threads\n"
+        f"{describe_prediction(plan)}"
     )
 
 
@@ -315,12 +318,14 @@ def _describe_folder(use: FolderBudget) -> str:
     return f"{format_bytes(use.needed)} in {use.folder} ({format_bytes(use.left)} left there)"
 
 
-def _with_absolute_storage(config: RunConfig) -> RunConfig:
-    """The config with a storage folder that is found from anywhere."""
-    if config.engine.storage is None:
-        return config
-    storage = [folder.resolve() for folder in config.engine.storage]
-    return config.model_copy(update={"engine": config.engine.model_copy(update={"storage": storage})})
+def _with_absolute_paths(config: RunConfig) -> RunConfig:
+    """The config with a storage folder and a hardware file that are found from anywhere."""
+    engine, changes = config.engine, dict[str, Any]()
+    if engine.storage is not None:
+        changes["storage"] = [folder.resolve() for folder in engine.storage]
+    if engine.hardware is not None and Path(engine.hardware).expanduser().is_file():
+        changes["hardware"] = str(Path(engine.hardware).expanduser().resolve())
+    return config.model_copy(update={"engine": engine.model_copy(update=changes)})
 
 
 def _make_folder(path: Path) -> list[Path]:

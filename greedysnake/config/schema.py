@@ -217,7 +217,17 @@ class EngineConfig(Section):
         default=None,
         description="Share of each layer's optimizer step that runs behind the next forward pass (α); null: planned.",
     )
-    layers_per_unit: Count = Field(default=1, description="Decoder layers that are loaded and computed as one unit.")
+    hardware: Text | None = Field(
+        default=None,
+        description="Figures of this machine, from which what is null below is planned and a step's time is predicted: "
+        "a file that `greedysnake probe` wrote, or the name of a shipped profile. null: a rule decides.",
+        examples=["hardware.json"],
+    )
+    layers_per_unit: Count | None = Field(
+        default=1,
+        description="Decoder layers that are loaded and computed as one unit; null: planned, without `hardware` 1. "
+        "With `snake`, another size sums micro-batches in another order, and so rounds differently.",
+    )
     snake: Flag = Field(
         default=True,
         description="Whether every other unit takes the micro-batches in reverse order. "
@@ -252,10 +262,10 @@ class EngineConfig(Section):
     resident_weights: Share | None = Field(
         default=0.0,
         description="Share of all weights that stays in host memory, off the SSD between snapshots; "
-        "null: as much as fits.",
+        "null: as much as helps and fits.",
     )
     resident_state: Share | None = Field(
-        default=0.0, description="Likewise of the optimizer's state; null: as much as fits."
+        default=0.0, description="Likewise of the optimizer's state; null: as much as helps and fits."
     )
     chunk_elements: Annotated[int, Field(strict=True, ge=4096, le=LARGEST_INT, multiple_of=4096)] | None = Field(
         default=None, description="Parameters that the optimizer updates as one chunk; null: 4 Mi."

@@ -10,12 +10,11 @@ from greedysnake.errors import ConfigError
 from greedysnake.models.layout import DEFAULT_CHUNK_ELEMENTS
 from greedysnake.models.lora import Lora
 from greedysnake.optim import AdamW, LearningRate, LossScaling
-from greedysnake.plan.placement import PlanRequest
+from greedysnake.plan.hardware import Hardware, load_hardware
+from greedysnake.plan.request import PlanRequest
+from greedysnake.plan.snapshots import can_take_back, steps_between_snapshots
 from greedysnake.schedule import Tier
 from greedysnake.units import parse_bytes
-
-DEFAULT_SNAPSHOT_STEPS = 20
-"""Steps between snapshots where something stays in host memory, so that a snapshot has a cost."""
 
 LAYOUT = ("dtype", "layers_per_unit", "chunk_elements", "seed", "second_slot", "freeze", "lora")
 """What decides the bytes in a store and the numbers in them: it cannot change when a run is resumed."""
@@ -34,17 +33,20 @@ class TrainerSettings:
             were a device with memory of its own, for tests.
         host_memory: bytes that the process may use, or text like ``"16GiB"``; None: what is free, less a tenth.
         device_memory: likewise of the device's own memory; None: what is free, less a tenth.
+        hardware: figures of this machine (``greedysnake probe`` writes a file of them), from which what is left open
+            here is planned and a step's time predicted; a file, the name of a shipped profile, or None: a rule instead.
         delayed_share: α, the part of each unit's update that runs in the next step; None: planned.
         schedule: ``"vertical"``, or ``"horizontal"``, the baseline.
         seed: of random weights and dropout.
-        layers_per_unit: decoder layers loaded and computed as one.
+        layers_per_unit: decoder layers loaded and computed as one; None: planned, where the machine's figures and the
+            batch are known when the trainer is made, else 1. With ``snake``, another size rounds differently.
         snake: whether every other unit takes the micro-batches in reverse.
         overlap: whether operations of different resources run at the same time; False is for comparison.
         boundaries_on_device, boundaries_on_ssd: shares of the boundaries that wait for the backward there, the rest in
             host memory; None: planned.
         gradients: ``"host"``, ``"ssd"``, or None: planned.
         resident_weights, resident_state: share of all weights and of all optimizer state that stays in host memory,
-            and is written to SSD only for a snapshot; None: as much as fits.
+            and is written to SSD only for a snapshot; None: planned, as much as helps and fits.
         snapshot_every: steps between snapshots; None: 1 if nothing is resident, else 20. The snapshot of a step is
             taken in the forward of the next one, when its delayed updates have been made.
         second_slot: whether the storage has two places for everything, so that a run that is killed can be resumed;
@@ -68,10 +70,11 @@ class TrainerSettings:
     device: str = "auto"
     host_memory: int | str | None = None
     device_memory: int | str | None = None
+    hardware: Hardware | None = None
     delayed_share: float | None = None
     schedule: str = "vertical"
     seed: int = 0
-    layers_per_unit: int = 1
+    layers_per_unit: int | None = 1
     snake: bool = True
     overlap: bool = True
     boundaries_on_device: float | None = None
@@ -113,7 +116,7 @@ class TrainerSettings:
             problems.append("freeze, lora: give one of them; with adapters everything else is frozen")
         if problems:
             raise ConfigError("\n".join(problems))
-        return cls(**{**values, "freeze": tuple(freeze)})
+        return cls(**{**_with_hardware(values), "freeze": tuple(freeze)})
 
     @classmethod
     def _unknown(cls, values: Iterable[str]) -> list[str]:
@@ -126,14 +129,9 @@ class TrainerSettings:
         return self.learning_rate or LearningRate(peak=self.optimizer.lr)
 
     @property
-    def nothing_resident(self) -> bool:
-        """Whether all weights and state go through SSD."""
-        return self.resident_weights == 0 and self.resident_state == 0
-
-    @property
     def steps_between_snapshots(self) -> int:
         """As asked for; else 1 where a snapshot costs next to nothing."""
-        return self.snapshot_every or (1 if self.nothing_resident else DEFAULT_SNAPSHOT_STEPS)
+        return steps_between_snapshots(self.snapshot_every, self.resident_weights, self.resident_state)
 
     @property
     def device_limit(self) -> int | None:
@@ -148,6 +146,9 @@ class TrainerSettings:
             device_free_bytes: of it, within the limit; None where it cannot be told.
         """
         return PlanRequest(
+            hardware=self.hardware,
+            layers_per_unit=self.layers_per_unit,
+            snapshot_every=self.steps_between_snapshots,
             schedule=self.schedule,
             delayed_share=self.delayed_share,
             snake=self.snake,
@@ -159,21 +160,32 @@ class TrainerSettings:
             separate_device=separate_device,
             device_memory=self.device_limit if device_free_bytes is None else device_free_bytes,
             clipping=self.optimizer.max_grad_norm is not None,
-            can_take_back=self.second_slot and self.steps_between_snapshots == 1 and self.nothing_resident,
+            can_take_back=can_take_back(
+                self.steps_between_snapshots,
+                self.resident_weights,
+                self.resident_state,
+                second_slot=self.second_slot,
+            ),
             resident_weights=self.resident_weights,
             resident_state=self.resident_state,
         )
 
     def as_json(self) -> dict[str, Any]:
         """Plain values; :meth:`from_json` takes them back."""
-        return {**asdict(self), "storage": [str(folder) for folder in self.storage]}
+        return {
+            **asdict(replace(self, hardware=None)),
+            "storage": [str(folder) for folder in self.storage],
+            "hardware": None if self.hardware is None else self.hardware.model_dump(mode="json", exclude_none=True),
+        }
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Settings from what :meth:`as_json` gave."""
         optimizer, rate, scaling = values["optimizer"], values["learning_rate"], values["loss_scaling"]
         lora = values["lora"]
+        hardware = values.get("hardware")
         typed = {
+            "hardware": None if hardware is None else Hardware.model_validate(hardware),
             "storage": tuple(map(Path, values["storage"])),
             "freeze": tuple(values["freeze"]),
             "lora": None if lora is None else Lora.of_json(lora),
@@ -197,7 +209,13 @@ class TrainerSettings:
         ]
         if problems:
             raise ConfigError("\n".join(problems))
-        return replace(self, **changes)
+        return replace(self, **_with_hardware(changes))
+
+
+def _with_hardware(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values with the machine's figures instead of the name of their file."""
+    hardware = values.get("hardware")
+    return {**values, **({"hardware": load_hardware(hardware)} if isinstance(hardware, str | Path) else {})}
 
 
 _SHARES = ("delayed_share", "resident_weights", "resident_state", "boundaries_on_device", "boundaries_on_ssd")

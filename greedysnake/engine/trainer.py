@@ -39,6 +39,7 @@ from greedysnake.optim import AdamW, UpdateScalars, first_scale
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.host import process_peak_bytes
 from greedysnake.plan.placement import Plan, make_plan
+from greedysnake.plan.wishes import wish_for
 from greedysnake.report.events import OperationEvent
 from greedysnake.schedule import Resource, Schedule
 from greedysnake.storage import FolderBudget, Store, System
@@ -72,29 +73,20 @@ class Trainer:
         **settings: Any,
     ) -> None:
         chosen = TrainerSettings.of(storage=_folders(storage), optimizer=optimizer or AdamW(), **settings)
-        skeleton = build_skeleton(
-            config_of(model),
-            dtype=DTYPES[chosen.dtype],
-            layers_per_unit=chosen.layers_per_unit,
-            chunk_elements=chosen.chunk_elements,
-            frozen=frozen_names(model),
-            freeze=chosen.freeze,
-            lora=chosen.lora,
-        )
-        self._set_up(chosen, skeleton, Progress(), dict(notes or {}))
+        self._set_up(chosen, _build(model, chosen), Progress(), dict(notes or {}))
         self._base_model = str(Path(model).absolute()) if isinstance(model, str | Path) else None
-        plan = None if batch is None else make_plan(skeleton, batch, self._request)
+        plan = self._first_plan(model, batch)
         self._store = Store.create(
             chosen.storage,
             run=uuid.uuid4().hex,
             slots=2 if chosen.second_slot else 1,
-            durable=durable_extents(skeleton.layouts),
-            fixed=fixed_extents(skeleton.layouts),
+            durable=durable_extents(self.skeleton.layouts),
+            fixed=fixed_extents(self.skeleton.layouts),
             scratch={} if plan is None else self._scratch(plan),
             system=system,
         )
         try:
-            self._model_files = write_model(self._store, skeleton, model, chosen.seed)
+            self._model_files = write_model(self._store, self.skeleton, model, chosen.seed)
             self._begin(plan)
             self.snapshot()
         except BaseException:
@@ -159,6 +151,18 @@ class Trainer:
         self._loss_scale = first_scale(settings.dtype, settings.loss_scaling)
         self._unusable = False
         self._prepared: PreparedPlan | None = None
+
+    def _first_plan(
+        self, model: str | Path | PretrainedConfig | PreTrainedModel, batch: BatchShape | None
+    ) -> Plan | None:
+        """The plan of a new run if its batch is known, and the size of its units, built anew if not as they were."""
+        wish = None if batch is None else wish_for(self.skeleton, batch, self._request)
+        layers = 1 if wish is None else wish.layers_per_unit
+        if self.settings.layers_per_unit is None:
+            self.settings = replace(self.settings, layers_per_unit=layers)
+            if layers > 1:
+                self.skeleton = _build(model, self.settings)
+        return None if batch is None else make_plan(self.skeleton, batch, self._request, wish)
 
     def _begin(self, plan: Plan | None) -> None:
         """Make the model ready to run, and reserve memory for the plan if there is one already."""
@@ -455,6 +459,19 @@ class Trainer:
     def _check_usable(self) -> None:
         if self._unusable:
             raise RuntimeError("the trainer is closed, or a step was broken off; what the last commit holds is kept")
+
+
+def _build(model: str | Path | PretrainedConfig | PreTrainedModel, settings: TrainerSettings) -> Skeleton:
+    """The model of a new run, cut into its units."""
+    return build_skeleton(
+        config_of(model),
+        dtype=DTYPES[settings.dtype],
+        layers_per_unit=settings.layers_per_unit or 1,
+        chunk_elements=settings.chunk_elements,
+        frozen=frozen_names(model),
+        freeze=settings.freeze,
+        lora=settings.lora,
+    )
 
 
 def _folders(storage: Sequence[str | Path] | str | Path) -> tuple[Path, ...]:

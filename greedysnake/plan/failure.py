@@ -55,7 +55,7 @@ def _least(query: PlanQuery, batch: BatchShape) -> Case:
     alpha = query.delayed_share if query.delayed_share is not None else 0.0
     choices = Choices(
         delayed_share=alpha,
-        wait_for_norm=query.clipping and alpha < 1,
+        wait_for_norm=query.waits_for_norm(alpha),
         separate_device=query.hardware.separate_device,
         boundaries_on_ssd=1.0 if query.boundaries_on_ssd is None else query.boundaries_on_ssd,
         gradients=query.gradients or Tier.SSD,

@@ -93,7 +93,7 @@ class Forecast:
         """What training on ``tokens`` takes."""
         machine, step = self.query.hardware, self.candidate.step
         steps = tokens / self.tokens_per_step
-        seconds = steps * step.seconds
+        seconds = steps * self.candidate.mean_seconds
         endurance = [disk.endurance for disk in machine.disks]
         written = steps * step.ssd_written_bytes
         known = None not in endurance
@@ -131,6 +131,7 @@ class Forecast:
             "layers_per_unit": case.layers_per_unit,
             "choices": asdict(case.choices),
             "step_seconds": step.seconds,
+            "snapshot_seconds": self.candidate.snapshot_seconds,
             "tokens_per_second": self.candidate.tokens_per_second,
             "model_flops_per_second": self.query.workload.model_flops_per_token(self.query.tokens)
             * self.candidate.tokens_per_second,

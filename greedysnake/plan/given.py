@@ -1,6 +1,6 @@
 """A step with everything given by hand, in this system's orders or another's: nothing is searched for."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from greedysnake.errors import ConfigError
@@ -8,7 +8,7 @@ from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.baselines import build_baseline, untied
 from greedysnake.plan.query import Case, PlanQuery, simulate_case
 from greedysnake.plan.simulate import Simulation, simulate
-from greedysnake.plan.slots import NARROW, WIDE, with_slots
+from greedysnake.plan.slots import SLOTS, with_slots
 from greedysnake.plan.step_costs import least_seconds, step_costs
 from greedysnake.report.wording import moved, percent, seconds
 from greedysnake.schedule import BUILDERS, Choices, Resource, Tier
@@ -101,7 +101,7 @@ def simulate_given(query: PlanQuery) -> GivenStep:
     alpha = query.delayed_share if query.delayed_share is not None else float(query.clipping)
     choices = Choices(
         delayed_share=alpha,
-        wait_for_norm=query.clipping and alpha < 1,
+        wait_for_norm=query.waits_for_norm(alpha),
         separate_device=query.hardware.separate_device,
         boundaries_on_device=query.boundaries_on_device or 0.0,
         boundaries_on_ssd=query.boundaries_on_ssd or 0.0,
@@ -109,10 +109,9 @@ def simulate_given(query: PlanQuery) -> GivenStep:
         resident_weights=query.resident_weights or 0.0,
         resident_state=query.resident_state or 0.0,
     )
-    case = Case(batch=batch, layers_per_unit=query.layers_per_unit or 1, choices=with_slots(choices, WIDE))
-    narrow = replace(case, choices=with_slots(choices, NARROW))
-    if sum(_over(query, case)) > sum(_over(query, narrow)):
-        case = narrow
+    layers = query.layers_per_unit or 1
+    cases = [Case(batch=batch, layers_per_unit=layers, choices=with_slots(choices, slots)) for slots in SLOTS]
+    case = min(cases, key=lambda one: sum(_over(query, one)))  # of those that fit, the one with the most buffers
     found = simulate_case(case, query)
     over_host, over_device = _over(query, case)
     return GivenStep(

@@ -153,7 +153,7 @@ def load_hardware(name: str | Path) -> Hardware:
     Raises:
         ConfigError: there is no such profile or file, or it is wrong: every problem, a line each.
     """
-    path = Path(name)
+    path = Path(name).expanduser()
     if str(name) in profile_names():
         text = (files("greedysnake.plan") / "profiles" / f"{name}.yaml").read_text(encoding="utf-8")
     else:

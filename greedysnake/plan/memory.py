@@ -39,6 +39,7 @@ def step_needs(
     computing: int,
     schedule: str = "vertical",
     slots: int = 2,
+    process: int = PROCESS_BYTES,
 ) -> Needs:
     """What a step takes.
 
@@ -49,11 +50,12 @@ def step_needs(
         computing: bytes that torch needs besides the schedule's buffers (:meth:`Workload.computing_bytes`).
         schedule: name of the schedule.
         slots: places on the disks for what is committed; 2 keeps the last commit whole.
+        process: bytes of the process itself.
     """
     pools = step_pools(schedule, shape, choices)
     chunk = chunk_bytes(workload)
     single = {"state": chunk.state_bytes, "gradient_chunk": chunk.gradient_bytes}
-    host = {"process": PROCESS_BYTES, "master weights": chunk.gradient_bytes}
+    host = {"process": process, "master weights": chunk.gradient_bytes}
     device: dict[str, int] = {}
     disk: dict[str, int] = {}
     (device if choices.separate_device else host)["computation"] = computing

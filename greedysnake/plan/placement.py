@@ -1,11 +1,12 @@
 """Where everything of a step goes, decided before it runs, with the reason for each choice.
 
-Only what moves the fewest bytes is preferred here: gradients that wait for their update and boundaries
-stay in host memory if they fit, and go to SSD if they do not.
+What a step should be like comes from the planner, or from a rule (:mod:`greedysnake.plan.wishes`); here it is done
+as far as this process's memory allows, with the sizes of the real chunks.
 """
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any
 
 from greedysnake.errors import MemoryBudgetError
@@ -17,50 +18,14 @@ from greedysnake.plan.activations import (
     paused_bytes,
     unit_activation_bytes,
 )
-from greedysnake.plan.host import process_bytes, usable_bytes
-from greedysnake.plan.slots import DEEP, NARROW, WIDE, with_slots
+from greedysnake.plan.prediction import Prediction, predict
+from greedysnake.plan.request import PlanRequest
+from greedysnake.plan.slots import NARROW, with_slots
+from greedysnake.plan.wishes import Wish, host_budget, started_process_bytes, wish_for
 from greedysnake.schedule import BUILDERS, Choices, Schedule, StepShape, Tier, step_pools
 from greedysnake.units import format_bytes
 
-_SLOTS = (DEEP, WIDE, NARROW)  # the first that fits
-
-_START_BYTES = 32 * 2**20  # what a process gains with its first step: code paths, thread stacks
 _SHARE_STEPS = 20  # shares are multiples of a twentieth
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanRequest:
-    """What the user fixed; None leaves it to the plan.
-
-    Attributes:
-        schedule: ``"vertical"`` or ``"horizontal"``.
-        delayed_share: α.
-        snake: whether every other unit takes the micro-batches in reverse.
-        overlap: whether operations of different resources run at the same time.
-        boundaries_on_device, boundaries_on_ssd: shares of the boundaries that wait for the backward there.
-        gradients: tier.
-        host_memory: bytes that the process may use.
-        separate_device: whether computation has memory of its own.
-        device_memory: bytes of it that may be used, None for no limit.
-        clipping: whether the gradient's norm is limited.
-        can_take_back: whether what a step wrote can be taken back while its norm is not known.
-        resident_weights, resident_state: shares that stay in host memory; None: as much as fits.
-    """
-
-    schedule: str = "vertical"
-    delayed_share: float | None = None
-    snake: bool = True
-    overlap: bool = True
-    boundaries_on_device: float | None = None
-    boundaries_on_ssd: float | None = None
-    gradients: Tier | None = None
-    host_memory: int | None = None
-    separate_device: bool = False
-    device_memory: int | None = None
-    clipping: bool = False
-    can_take_back: bool = True
-    resident_weights: float | None = 0.0
-    resident_state: float | None = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +39,7 @@ class Plan:
         host_bytes, device_bytes: expected use of memory, by purpose.
         host_budget, device_budget: bytes that may be used; None for no limit.
         reasons: why each choice was made.
+        prediction: what a step will take; None where the machine's figures are not known.
     """
 
     batch: BatchShape
@@ -85,6 +51,7 @@ class Plan:
     device_bytes: dict[str, int]
     device_budget: int | None
     reasons: tuple[str, ...]
+    prediction: Prediction | None = None
 
     def fits_host(self) -> bool:
         """Whether host memory suffices."""
@@ -129,6 +96,7 @@ class Plan:
                 "read_bytes_per_step": moved["ssd_read"],
                 "write_bytes_per_step": moved["ssd_write"],
             },
+            "prediction": None if self.prediction is None else asdict(self.prediction),
             "reasons": list(self.reasons),
         }
 
@@ -139,25 +107,29 @@ class Plan:
         return delayed / sum(unit.gradient_bytes for unit in units)
 
 
-def make_plan(skeleton: Skeleton, batch: BatchShape, request: PlanRequest) -> Plan:
+def make_plan(skeleton: Skeleton, batch: BatchShape, request: PlanRequest, wish: Wish | None = None) -> Plan:
     """Place a step.
 
+    Args:
+        skeleton: the model, in its units.
+        batch: sizes of the step's batch.
+        request: what the user fixed, and the machine if it is known.
+        wish: what the step should be like; None: found here.
+
     Raises:
+        ConfigError: the machine's figures are those of another kind of machine.
         MemoryBudgetError: it does not fit, with what is needed, found, and could be changed.
     """
-    budget = usable_bytes() if request.host_memory is None else request.host_memory
-    reasons = [
+    budget = host_budget(request)
+    if wish is None:
+        fixed = replace(request, layers_per_unit=len(skeleton.unit_layers[1]))
+        wish = wish_for(skeleton, batch, fixed)
+    found = wish
+    reasons = (
         f"host memory: {format_bytes(budget)}, "
-        + ("what is free less a tenth" if request.host_memory is None else "as configured")
-    ]
-    share = request.delayed_share
-    if share is None:
-        share = 1.0 if request.clipping else 0.0
-        reasons.append(
-            "delayed share 1: clipping needs the norm of the whole gradient, so updates wait for the next forward"
-            if request.clipping
-            else "delayed share 0: without clipping each unit is updated as soon as its gradient is complete"
-        )
+        + ("what is free less a tenth" if request.host_memory is None else "as configured"),
+        *found.reasons,
+    )
     shape = step_shape(skeleton, batch)
 
     def plan_with(choices: Choices) -> Plan:
@@ -175,65 +147,79 @@ def make_plan(skeleton: Skeleton, batch: BatchShape, request: PlanRequest) -> Pl
         )
 
     tried: list[Plan] = []
-    for slots in _SLOTS:
-        for gradient_tier in [request.gradients] if request.gradients else [Tier.HOST, Tier.SSD]:
-            choices = Choices(
-                delayed_share=share,
-                wait_for_norm=share < 1 and (request.clipping or not request.can_take_back),
-                separate_device=request.separate_device,
-                boundaries_on_device=request.boundaries_on_device or 0.0,
-                boundaries_on_ssd=request.boundaries_on_ssd or 0.0,
-                gradients=gradient_tier,
-                snake=request.snake,
-                overlap=request.overlap,
-                resident_weights=request.resident_weights or 0.0,
-                resident_state=request.resident_state or 0.0,
-            )
-            plan = plan_with(with_slots(choices, slots))
-            tried.append(_with_boundaries(plan, plan_with, request))
-            if tried[-1].fits_device() and tried[-1].fits_host():
-                return _with_residents(tried[-1], plan_with, request)
+    for slots, gradient_tier in product(found.slots, found.gradients):
+        choices = Choices(
+            delayed_share=found.delayed_share,
+            wait_for_norm=found.delayed_share < 1 and (request.clipping or not request.can_take_back),
+            separate_device=request.separate_device,
+            boundaries_on_device=request.boundaries_on_device or 0.0,
+            boundaries_on_ssd=found.boundaries_on_ssd,
+            boundaries_first=found.boundaries_first,
+            gradients=gradient_tier,
+            snake=request.snake,
+            overlap=request.overlap,
+            resident_weights=request.resident_weights or 0.0,
+            resident_state=request.resident_state or 0.0,
+        )
+        plan = plan_with(with_slots(choices, slots))
+        tried.append(_with_boundaries(plan, plan_with, request, found))
+        if tried[-1].fits_device() and tried[-1].fits_host():
+            return _predicted(_with_residents(tried[-1], plan_with, request, found), skeleton, request)
     on_device = [plan for plan in tried if plan.fits_device()]
     if not on_device:
         raise _too_small(min(tried, key=lambda plan: sum(plan.device_bytes.values())), "device")
     raise _too_small(min(on_device, key=lambda plan: sum(plan.host_bytes.values())), "host")
 
 
-def _with_boundaries(plan: Plan, plan_with: Callable[[Choices], Plan], request: PlanRequest) -> Plan:
-    """Keep boundaries on the device as far as they fit, then in host memory; the rest goes to SSD."""
-    on_ssd, on_device = request.boundaries_on_ssd, request.boundaries_on_device
-    if on_device is None and request.separate_device:
-        most = 1 - (on_ssd or 0.0)
+def _predicted(plan: Plan, skeleton: Skeleton, request: PlanRequest) -> Plan:
+    """The plan with what its steps will take, where the machine is known."""
+    if request.hardware is None:
+        return plan
+    return replace(
+        plan,
+        prediction=predict(
+            request.hardware, skeleton, plan.batch, plan.shape, plan.build, snapshot_every=request.snapshot_every
+        ),
+    )
+
+
+def _with_boundaries(plan: Plan, plan_with: Callable[[Choices], Plan], request: PlanRequest, wish: Wish) -> Plan:
+    """Keep boundaries on the device as far as wished and possible, then in host memory; the rest goes to SSD."""
+    if request.boundaries_on_device is None and request.separate_device:
+        most = min(wish.boundaries_on_device, 1 - plan.choices.boundaries_on_ssd)
 
         def on_device_plan(part: float) -> Plan:
             return plan_with(replace(plan.choices, boundaries_on_device=part * most))
 
         plan = on_device_plan(_largest(lambda part: on_device_plan(part).fits_device()))
-    if on_ssd is None:
-        most = 1 - plan.choices.boundaries_on_device
+    if request.boundaries_on_ssd is None:
+        least = wish.boundaries_on_ssd
+        most = 1 - plan.choices.boundaries_on_device - least
 
         def in_host_plan(part: float) -> Plan:
-            return plan_with(replace(plan.choices, boundaries_on_ssd=(1 - part) * most))
+            return plan_with(replace(plan.choices, boundaries_on_ssd=least + (1 - part) * most))
 
         plan = in_host_plan(_largest(lambda part: in_host_plan(part).fits_host()))
     return plan
 
 
-def _with_residents(plan: Plan, plan_with: Callable[[Choices], Plan], request: PlanRequest) -> Plan:
+def _with_residents(plan: Plan, plan_with: Callable[[Choices], Plan], request: PlanRequest, wish: Wish) -> Plan:
     """Fill what is left of host memory: with weights, which save three bytes of traffic a byte, then with state."""
     reasons: list[str] = []
     for name in ("resident_weights", "resident_state"):
         if getattr(request, name) is not None:
             continue
+        most = getattr(wish, name)
 
-        def resident_plan(part: float, plan: Plan = plan, name: str = name) -> Plan:
+        def resident_plan(part: float, plan: Plan = plan, name: str = name, most: float = most) -> Plan:
             if name == "resident_weights":
-                return plan_with(replace(plan.choices, resident_weights=part))
-            return plan_with(replace(plan.choices, resident_state=part))
+                return plan_with(replace(plan.choices, resident_weights=part * most))
+            return plan_with(replace(plan.choices, resident_state=part * most))
 
         part = _largest(lambda part: resident_plan(part).fits_host())
         plan = resident_plan(part)
-        reasons.append(f"{part:.0%} of {name.removeprefix('resident_')} stays in host memory: as much as fits")
+        why = "as much as fits" if most == 1 or part < 1 else "as planned"
+        reasons.append(f"{part * most:.0%} of {name.removeprefix('resident_')} stays in host memory: {why}")
     return replace(plan, reasons=(*plan.reasons, *reasons))
 
 
@@ -269,7 +255,7 @@ def _needs(
     """Bytes of host and of device memory by purpose."""
     pools = step_pools(name, shape, choices)
     largest_chunk = max(chunk.elements for layout in skeleton.layouts for chunk in layout.chunks)
-    host = {"process": process_bytes() + _START_BYTES, "master_weights": 4 * largest_chunk}
+    host = {"process": started_process_bytes(), "master_weights": 4 * largest_chunk}
     device: dict[str, int] = {}
     computing = max(unit_activation_bytes(skeleton, batch), head_activation_bytes(skeleton, batch))
     computing += paused_bytes(skeleton, batch)
@@ -288,6 +274,8 @@ def _placement_reasons(choices: Choices, request: PlanRequest) -> list[str]:
     ]
     if request.gradients is not None:
         why = "as configured"
+    elif request.hardware is not None:
+        why = "as planned"
     else:
         why = "they fit in host memory" if choices.gradients == Tier.HOST else "they do not fit in host memory"
     reasons.append(f"gradients in {choices.gradients}: {why}")
@@ -295,7 +283,8 @@ def _placement_reasons(choices: Choices, request: PlanRequest) -> list[str]:
     shares = {Tier.DEVICE: on_device, Tier.HOST: 1 - on_device - on_ssd, Tier.SSD: on_ssd}
     where = ", ".join(f"{share:.0%} in {tier}" for tier, share in shares.items() if share > 1e-9)
     asked = request.boundaries_on_ssd is not None or request.boundaries_on_device is not None
-    reasons.append(f"boundaries: {where}, " + ("as configured" if asked else "as much as fits in the faster memory"))
+    planned = "as much as fits in the faster memory" if request.hardware is None else "as planned"
+    reasons.append(f"boundaries: {where}, " + ("as configured" if asked else planned))
     return reasons
 
 
@@ -304,8 +293,9 @@ def _too_small(plan: Plan, tier: str) -> MemoryBudgetError:
     budget = plan.device_budget if tier == "device" else plan.host_budget
     largest = sorted(needs, key=lambda name: needs[name], reverse=True)[:4]
     parts = ", ".join(f"{name.replace('_', ' ')} {format_bytes(needs[name])}" for name in largest)
+    needed, allowed = sum(needs.values()), budget or 0
     return MemoryBudgetError(
-        f"the run needs about {format_bytes(sum(needs.values()))} of {tier} memory and may use "
-        f"{format_bytes(budget or 0)} (most of it: {parts}). Raise engine.{tier}_memory if there is more, or lower "
-        f"training.micro_batch_size, data.sequence_length or training.micro_batches"
+        f"the run needs about {format_bytes(needed)} of {tier} memory and may use {format_bytes(allowed)}, "
+        f"{format_bytes(needed - allowed)} short (most of it: {parts}). Raise engine.{tier}_memory if there is more, "
+        f"or lower training.micro_batch_size, data.sequence_length or training.micro_batches"
     )

@@ -10,7 +10,7 @@ from greedysnake.plan.costs import StepCosts
 from greedysnake.plan.memory import Needs, step_needs
 from greedysnake.plan.program import Placement, phase_work, solve, space_rows, step_totals
 from greedysnake.plan.query import Case, PlanQuery, over
-from greedysnake.plan.slots import NARROW, WIDE, with_slots
+from greedysnake.plan.slots import NARROW, SLOTS, WIDE, with_slots
 from greedysnake.schedule import Choices, StepShape, Tier
 
 
@@ -48,8 +48,15 @@ class Placer:
         if key not in self._frames:
             self._frames[key] = self._frame(batch, layers_per_unit)
         frame, separate = self._frames[key], query.hardware.separate_device
-        waits = query.clipping and alpha < 1
-        work = phase_work(frame.shape, frame.costs, delayed_share=alpha, wait_for_norm=waits, separate_device=separate)
+        waits = query.waits_for_norm(alpha)
+        work = phase_work(
+            frame.shape,
+            frame.costs,
+            delayed_share=alpha,
+            wait_for_norm=waits,
+            separate_device=separate,
+            snapshots=1 / query.snapshot_every if query.snapshot_every else 0.0,
+        )
         for needs in frame.needs:
             rows = space_rows(
                 frame.shape,
@@ -83,6 +90,7 @@ class Placer:
                     with_slots(least, slots),
                     computing=computing,
                     slots=2 if query.second_slot else 1,
+                    process=query.process_bytes,
                 )
                 for slots in (WIDE, NARROW)
             ),
@@ -121,7 +129,7 @@ class Placer:
                 continue
             choices = Choices(
                 delayed_share=alpha,
-                wait_for_norm=self._query.clipping and alpha < 1,
+                wait_for_norm=self._query.waits_for_norm(alpha),
                 separate_device=self._query.hardware.separate_device,
                 boundaries_on_device=_whole(placement.boundaries_device),
                 boundaries_on_ssd=_whole(max(0.0, 1 - placement.boundaries_device - placement.boundaries_host)),
@@ -141,12 +149,12 @@ class Placer:
     def _variants(self, alpha: float) -> Iterator[dict[str, float]]:
         """Shares to give the program, which should not decide everything alone: where gradients wait, and boundaries.
 
-        In the backward, reads of boundaries wait behind reads of state, which the program does not know: so none on
+        The program does not know who waits behind whom in the backward, where boundaries and state are read: so none on
         SSD, or, with nothing else in host memory, as few as must be, or as many as the program likes.
         """
         query = self._query
         gradients = [query.gradients] if query.gradients else [Tier.HOST, Tier.SSD]
-        if alpha == 0 and not query.clipping and not query.gradients:
+        if alpha == 0 and not query.waits_for_norm(alpha) and not query.gradients:
             gradients = [Tier.HOST]  # none are held
         boundaries = [{"boundaries_ssd": 0.0}, {"resident_weights": 0.0, "resident_state": 0.0}, {}]
         for shares, tier in product(boundaries, gradients):
@@ -204,19 +212,21 @@ class Placer:
     def neighbours(self, case: Case, alphas: tuple[float, ...], unit_sizes: tuple[int, ...]) -> Iterator[Case]:
         """Cases that differ in one choice: α by one of ``alphas``, the unit size, or the number of buffers."""
         query = self._query
+        if case.choices.boundaries_on_ssd > 0:  # mostly better first, but not where the disks limit all
+            yield case.with_choices(boundaries_first=not case.choices.boundaries_first)
         if query.delayed_share is None:
             for step in alphas:
                 alpha = round(case.choices.delayed_share + step, 2)
                 if 0 <= alpha <= 1:
                     yield from self.likely(case.batch, alpha, case.layers_per_unit)
+        for slots in SLOTS:
+            other = self.fit_shares(replace(case, choices=with_slots(case.choices, slots)))
+            if other is not None:
+                yield other
         if query.layers_per_unit is None:
             for size in unit_sizes:
                 if size != case.layers_per_unit and size <= query.workload.layers:
                     yield from self.likely(case.batch, case.choices.delayed_share, size)
-        for slots in (WIDE, NARROW):
-            other = self.fit_shares(replace(case, choices=with_slots(case.choices, slots)))
-            if other is not None:
-                yield other
 
 
 def _in_host(choices: Choices) -> float:

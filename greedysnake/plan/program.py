@@ -135,9 +135,22 @@ def step_totals(shape: StepShape, *, updates_in_backward: bool) -> StepTotals:
 
 
 def phase_work(
-    shape: StepShape, costs: StepCosts, *, delayed_share: float, wait_for_norm: bool, separate_device: bool
+    shape: StepShape,
+    costs: StepCosts,
+    *,
+    delayed_share: float,
+    wait_for_norm: bool,
+    separate_device: bool,
+    snapshots: float = 0.0,
 ) -> dict[str, PhaseWork]:
-    """The work of each phase of a vertical step."""
+    """The work of each phase of a vertical step.
+
+    Args:
+        shape: of the step.
+        costs: of its operations.
+        delayed_share, wait_for_norm, separate_device: of the plan.
+        snapshots: taken in a step, on average: what stays in host memory is written for each, in the forward.
+    """
     alpha, prompt = delayed_share, 1 - delayed_share
     in_backward = 0.0 if wait_for_norm else prompt
     at_end = prompt if wait_for_norm else 0.0
@@ -153,6 +166,7 @@ def phase_work(
     gradients_in_host = Expression(gradients_host=1.0) * sizes.gradients
     seconds = costs.units
     micro_batches = shape.micro_batches
+    resident = Expression(resident_weights=sizes.weights, resident_state=sizes.state)
 
     def moved(away: Expression) -> Expression:
         """Copies of boundaries on the host, where the device has no memory of its own."""
@@ -166,7 +180,7 @@ def phase_work(
     reads, writes, updates = update(alpha)
     forward = PhaseWork(
         ssd_read=read_weights * sizes.forward_weights + reads + gradients_on_ssd * alpha,
-        ssd_write=writes + on_ssd,
+        ssd_write=writes + on_ssd + resident * snapshots,
         h2d=Expression(sizes.forward_weights) if separate_device else none,
         d2h=leaving if separate_device else none,
         compute=Expression(micro_batches * sum(unit.forward for unit in seconds[:-1])),

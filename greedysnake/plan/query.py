@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.costs import StepCosts
 from greedysnake.plan.hardware import Hardware
-from greedysnake.plan.memory import Needs, step_needs
+from greedysnake.plan.memory import PROCESS_BYTES, Needs, step_needs
 from greedysnake.plan.program import Limits
 from greedysnake.plan.simulate import Simulation, simulate
 from greedysnake.plan.step_costs import least_seconds, step_costs
@@ -33,9 +33,14 @@ class PlanQuery:
         gradients: tier of those that wait for their update.
         resident_weights, resident_state: shares that stay in host memory.
         clipping: whether the gradient's norm is limited, so that updates wait for it.
+        can_take_back: whether what a step wrote can be taken back while its norm is not known; if not, updates wait
+            for the norm without clipping too.
+        snapshot_every: steps between snapshots, each of which writes what stays in host memory; None: not counted.
         split_master: whether a 16-bit weight is the upper half of its master.
         second_slot: whether the disks hold what is committed beside what is written.
         schedule: order of units and micro-batches.
+        mask_bytes: attention masks that a micro-batch keeps while it waits.
+        process_bytes: of host memory, taken by the process itself.
     """
 
     workload: Workload
@@ -52,9 +57,17 @@ class PlanQuery:
     resident_weights: float | None = None
     resident_state: float | None = None
     clipping: bool = True
+    can_take_back: bool = True
+    snapshot_every: int | None = None
     split_master: bool = True
     second_slot: bool = True
     schedule: str = "vertical"
+    mask_bytes: int = 0
+    process_bytes: int = PROCESS_BYTES
+
+    def waits_for_norm(self, delayed_share: float) -> bool:
+        """Whether no update may be made before the whole gradient's norm is known."""
+        return delayed_share < 1 and (self.clipping or not self.can_take_back)
 
     @property
     def limits(self) -> Limits:
@@ -90,6 +103,7 @@ class Case:
             computing=self.computing_bytes(query),
             slots=2 if query.second_slot else 1,
             schedule=query.schedule,
+            process=query.process_bytes,
         )
 
     def computing_bytes(self, query: PlanQuery) -> int:
@@ -115,17 +129,24 @@ class Candidate:
         case: what was simulated.
         step: a step in the middle of a run, with updates pending from the one before.
         least_seconds: the roofline of its operations.
+        snapshot_seconds: of a step's share of the next snapshot, which writes what stays in host memory.
     """
 
     case: Case
     step: Simulation
     least_seconds: float
+    snapshot_seconds: float = 0.0
+
+    @property
+    def mean_seconds(self) -> float:
+        """Seconds of a step, its share of a snapshot included."""
+        return self.step.seconds + self.snapshot_seconds
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of a step by its seconds."""
+        """Tokens of a step by its seconds, snapshots included."""
         batch = self.case.batch
-        return batch.micro_batches * batch.rows * batch.tokens / self.step.seconds
+        return batch.micro_batches * batch.rows * batch.tokens / self.mean_seconds
 
 
 def fits(needs: Needs, limits: Limits) -> bool:
@@ -144,7 +165,12 @@ def over(needs: Needs, limits: Limits) -> dict[Tier, int]:
 
 
 def simulate_case(case: Case, query: PlanQuery) -> Candidate:
-    """Build the case's schedule and run it on the query's machine."""
+    """Build the case's schedule and run it on the query's machine, snapshots included."""
+    return with_snapshots(simulate_plain(case, query), query)
+
+
+def simulate_plain(case: Case, query: PlanQuery) -> Candidate:
+    """The same without snapshots: the case is no faster with them."""
     shape, costs = case.shape(query), case.costs(query)
     schedule = BUILDERS[query.schedule](shape, case.choices, pending=case.choices.delayed_share > 0)
     return Candidate(
@@ -152,3 +178,14 @@ def simulate_case(case: Case, query: PlanQuery) -> Candidate:
         step=simulate(schedule, shape, costs),
         least_seconds=least_seconds(schedule, shape, costs),
     )
+
+
+def with_snapshots(candidate: Candidate, query: PlanQuery) -> Candidate:
+    """The candidate with a step's share of a snapshot: a step in which one is taken is simulated too."""
+    case, choices = candidate.case, candidate.case.choices
+    if query.snapshot_every is None or not (choices.resident_weights or choices.resident_state):
+        return candidate
+    shape = case.shape(query)
+    schedule = BUILDERS[query.schedule](shape, choices, pending=choices.delayed_share > 0, snapshot=True)
+    longer = simulate(schedule, shape, case.costs(query)).seconds - candidate.step.seconds
+    return replace(candidate, snapshot_seconds=max(0.0, longer) / query.snapshot_every)

@@ -4,7 +4,7 @@ import random
 
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.query import Case, PlanQuery
-from greedysnake.plan.slots import NARROW, WIDE, with_slots
+from greedysnake.plan.slots import SLOTS, with_slots
 from greedysnake.schedule import Choices, Tier
 
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -28,6 +28,7 @@ def random_case(query: PlanQuery, sequences: int, rng: random.Random) -> Case:
         separate_device=separate,
         boundaries_on_device=on_device,
         boundaries_on_ssd=rng.choice([share for share in _SHARES if share <= 1 - on_device]),
+        boundaries_first=rng.choice([True, False]),
         gradients=rng.choice([Tier.HOST, Tier.SSD]),
         resident_weights=rng.choice(_SHARES),
         resident_state=rng.choice(_SHARES),
@@ -35,5 +36,5 @@ def random_case(query: PlanQuery, sequences: int, rng: random.Random) -> Case:
     return Case(
         batch=BatchShape(micro_batches=sequences // rows, rows=rows, tokens=query.tokens),
         layers_per_unit=rng.choice([1, 2, 3]),
-        choices=with_slots(choices, rng.choice([WIDE, NARROW])),
+        choices=with_slots(choices, rng.choice(SLOTS)),
     )

@@ -12,7 +12,7 @@ from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.failure import nothing_fits
 from greedysnake.plan.placer import Placer
 from greedysnake.plan.program import Placement
-from greedysnake.plan.query import Candidate, Case, PlanQuery, fits, simulate_case
+from greedysnake.plan.query import Candidate, Case, PlanQuery, fits, simulate_plain, with_snapshots
 from greedysnake.plan.step_costs import unit_seconds
 
 _MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -26,6 +26,7 @@ _ALPHA_STEPS = (-0.05, 0.05, -0.15, 0.15)
 _NEAR = 1.05
 """Placements within this factor of the shortest are simulated too."""
 _MUCH_SLOWER = 0.9
+_TIE_BREAK = 1e-3
 SIMULATED_OPERATIONS = 200_000
 """After which no further near winner is simulated: a few seconds' work, and the same plan on any machine."""
 
@@ -87,12 +88,16 @@ def batches(query: PlanQuery) -> Iterator[BatchShape]:
         for rows in [query.rows] if query.rows else range(1, most + 1):
             micro_batches, rest = divmod(query.sequences, rows)
             if not rest and query.micro_batches in (None, micro_batches):
-                yield BatchShape(micro_batches=micro_batches, rows=rows, tokens=query.tokens)
+                yield _batch(query, micro_batches, rows)
         return
     for rows, micro_batches in product(
         [query.rows or enough_rows(query)], [query.micro_batches] if query.micro_batches else _MICRO_BATCHES
     ):
-        yield BatchShape(micro_batches=micro_batches, rows=rows, tokens=query.tokens)
+        yield _batch(query, micro_batches, rows)
+
+
+def _batch(query: PlanQuery, micro_batches: int, rows: int) -> BatchShape:
+    return BatchShape(micro_batches=micro_batches, rows=rows, tokens=query.tokens, mask_bytes=query.mask_bytes)
 
 
 def enough_rows(query: PlanQuery) -> int:
@@ -145,6 +150,7 @@ class Trials:
         self._left = SIMULATED_OPERATIONS
         self._ssd_is_slow = False  # boundaries on SSD have been seen to cost much
         self._tried: dict[Case, Candidate] = {}
+        self._counted: set[Case] = set()  # with their snapshots
 
     @property
     def spent(self) -> bool:
@@ -152,13 +158,22 @@ class Trials:
         return self._left <= 0
 
     def simulate(self, case: Case) -> Candidate | None:
-        """The case, simulated now or before; None if it does not fit."""
+        """The case, simulated now or before, without snapshots if it was not close; None if it does not fit."""
         if case not in self._tried:
             if not fits(case.needs(self._query), self._query.limits):
                 return None
-            self._tried[case] = simulate_case(case, self._query)
+            self._tried[case] = simulate_plain(case, self._query)
             self._left -= len(self._tried[case].step.starts)
         return self._tried[case]
+
+    def _with_snapshots(self, candidate: Candidate) -> Candidate:
+        if candidate.case not in self._counted:
+            self._counted.add(candidate.case)
+            counted = with_snapshots(candidate, self._query)
+            if counted is not candidate:
+                self._left -= len(candidate.step.starts)
+            self._tried[candidate.case] = counted
+        return self._tried[candidate.case]
 
     def best(self, cases: Iterable[Case], best: Candidate | None = None) -> Candidate | None:
         """The fastest of ``best`` and those of ``cases`` that there is time to simulate, at least one of them."""
@@ -170,9 +185,16 @@ class Trials:
                 continue
             if best is not None and found.tokens_per_second < _MUCH_SLOWER * best.tokens_per_second:
                 self._ssd_is_slow = self._ssd_is_slow or _more_on_ssd(case, best)
-            if best is None or found.tokens_per_second > best.tokens_per_second:
+            if best is None or _value(found) > _value(best):
+                found = self._with_snapshots(found)
+            if best is None or _value(found) > _value(best):
                 best = found
         return best
+
+
+def _value(candidate: Candidate) -> float:
+    """Tokens per second; of two that are as fast, the one that uses the disks less is better."""
+    return candidate.tokens_per_second / (1 + _TIE_BREAK * candidate.step.disk_busy / candidate.step.seconds)
 
 
 def _more_on_ssd(case: Case, best: Candidate) -> bool:

@@ -11,6 +11,9 @@ WIDE = Choices(weight_slots=3, gradient_slots=2, state_slots=4)
 NARROW = Choices(weight_slots=2, gradient_slots=1, state_slots=2)
 """The least: little overlaps, but it runs."""
 
+SLOTS = (DEEP, WIDE, NARROW)
+"""From the most buffers to the fewest."""
+
 
 def with_slots(choices: Choices, slots: Choices) -> Choices:
     """``choices`` with as many buffers of each kind as ``slots`` has."""

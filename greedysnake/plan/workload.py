@@ -202,7 +202,13 @@ def describe_model(
         ConfigError: a pattern or the adapters do not fit the model.
     """
     skeleton = build_skeleton(config, dtype=DTYPES[dtype], freeze=freeze, lora=lora)
-    text = skeleton.model.config.get_text_config()
+    return describe_skeleton(skeleton, dtype=dtype, name=name)
+
+
+def describe_skeleton(skeleton: Skeleton, *, dtype: str, name: str | None = None) -> Workload:
+    """The same for a model that was built already, a decoder layer a unit."""
+    config = skeleton.model.config
+    text = config.get_text_config()
     parts = [_part(skeleton, unit) for unit in range(len(skeleton.layouts))]
     return Workload(
         name=name or str(config.model_type),

@@ -8,6 +8,7 @@ from greedysnake.report.charts import Series, line_chart, share_rows
 from greedysnake.report.events import RESOURCES, resource_words
 from greedysnake.report.run_files import RunFiles, mapping, number
 from greedysnake.report.sections_memory import budget_bytes, memory_card, memory_chart, peak_bytes, step_memory_card
+from greedysnake.report.sections_predicted import predicted_card
 from greedysnake.report.sections_rates import rates_card
 from greedysnake.report.sections_time import bottleneck_words, kinds_card, timeline_card
 from greedysnake.report.wording import known, safe
@@ -100,6 +101,7 @@ def cards(files: RunFiles) -> list[str]:
         card("Gradient norm", _chart(files, "grad_norm", "norm", wording.general, log=True) + _clipped(files)),
         card("Learning rate", _chart(files, "lr", "training", wording.general, from_zero=True)),
         _plan_card(files),
+        predicted_card(files),
         memory_card(files),
         _settings_card(files),
     ]

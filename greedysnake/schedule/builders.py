@@ -1,8 +1,10 @@
 """The schedules: the order in which units and micro-batches meet."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from greedysnake.schedule.builder import ScheduleBuilder
+from greedysnake.schedule.interleave import let_boundaries_pass
 from greedysnake.schedule.operations import Pool, Schedule
 from greedysnake.schedule.passes import Passes
 from greedysnake.schedule.pools import make_pools
@@ -36,7 +38,10 @@ def build_vertical(shape: StepShape, choices: Choices, *, pending: bool, snapsho
     for unit in reversed(range(shape.first_trained, head)):
         passes.backward(unit, order(2 * head - unit), first=True, last=True)
     build.finish_step()
-    return build.build("vertical")
+    schedule = build.build("vertical")
+    if not choices.boundaries_first:
+        return schedule
+    return replace(schedule, operations=let_boundaries_pass(schedule.operations, shape.micro_batches))
 
 
 def build_horizontal(shape: StepShape, choices: Choices, *, pending: bool, snapshot: bool = False) -> Schedule:

@@ -92,6 +92,7 @@ class Choices:
             copied between it and host memory.
         boundaries_on_device, boundaries_on_ssd: shares of the boundaries that wait for the backward there; the rest
             waits in host memory. The device keeps some only if it is separate.
+        boundaries_first: whether updates behind the backward make way for boundaries that come from SSD.
         gradients: the tier that keeps gradients until their update, host or ssd.
         snake: whether every other unit takes the micro-batches in reverse.
         overlap: whether operations of different resources run at the same time; False is for comparison.
@@ -105,6 +106,7 @@ class Choices:
     separate_device: bool = False
     boundaries_on_device: float = 0.0
     boundaries_on_ssd: float = 0.0
+    boundaries_first: bool = True
     gradients: Tier = Tier.HOST
     snake: bool = True
     overlap: bool = True

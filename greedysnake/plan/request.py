@@ -1,0 +1,47 @@
+"""What a training run asks of its plan."""
+
+from dataclasses import dataclass
+
+from greedysnake.plan.hardware import Hardware
+from greedysnake.schedule import Tier
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """What the user fixed; None leaves it to the plan.
+
+    Attributes:
+        hardware: the machine's figures; None where they are not known.
+        schedule: ``"vertical"`` or ``"horizontal"``.
+        layers_per_unit: decoder layers loaded and computed as one.
+        delayed_share: α.
+        snake: whether every other unit takes the micro-batches in reverse.
+        overlap: whether operations of different resources run at the same time.
+        boundaries_on_device, boundaries_on_ssd: shares of the boundaries that wait for the backward there.
+        gradients: tier.
+        host_memory: bytes that the process may use.
+        separate_device: whether computation has memory of its own.
+        device_memory: bytes of it that may be used, None for no limit.
+        clipping: whether the gradient's norm is limited.
+        can_take_back: whether what a step wrote can be taken back while its norm is not known.
+        resident_weights, resident_state: shares that stay in host memory; None: as much as helps and fits.
+        snapshot_every: steps between snapshots.
+    """
+
+    hardware: Hardware | None = None
+    schedule: str = "vertical"
+    layers_per_unit: int | None = None
+    delayed_share: float | None = None
+    snake: bool = True
+    overlap: bool = True
+    boundaries_on_device: float | None = None
+    boundaries_on_ssd: float | None = None
+    gradients: Tier | None = None
+    host_memory: int | None = None
+    separate_device: bool = False
+    device_memory: int | None = None
+    clipping: bool = False
+    can_take_back: bool = True
+    resident_weights: float | None = 0.0
+    resident_state: float | None = 0.0
+    snapshot_every: int = 1
