@@ -272,6 +272,7 @@ def changeable_settings(config: RunConfig) -> dict[str, Any]:
         "gradients": None if engine.gradients == "auto" else engine.gradients,
         "resident_weights": engine.resident_weights,
         "resident_state": engine.resident_state,
+        "head_chunk_tokens": engine.head_chunk_tokens,
         "snapshot_every": training.snapshot_every,
         "max_skipped_steps": training.max_skipped_steps,
     }

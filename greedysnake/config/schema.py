@@ -236,6 +236,13 @@ class EngineConfig(Section):
         default=None,
         description="Likewise on SSD; null: what does not fit in host memory, where the rest waits.",
     )
+    head_chunk_tokens: Count | None = Field(
+        default=None,
+        description="Tokens of a micro-batch whose logits exist at once; the head and the loss take one such part "
+        "after another. null: all, unless that takes more than 1 GiB and the largest weight's gradient do, or more "
+        "than an eighth of the memory configured above. Parts change the order of additions in the head's weight "
+        "gradient and in the loss, and so their rounding.",
+    )
     gradients: Literal["auto", "host", "ssd"] = Field(
         default="auto", description="Where gradients that wait for their update are kept."
     )

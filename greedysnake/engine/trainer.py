@@ -225,6 +225,7 @@ class Trainer:
             target_tokens=target_tokens(micro_batches),
             boundaries_leave=prepared.plan.choices.boundaries_leave,
             loss_scale=scale.scale,
+            head_chunk_tokens=prepared.plan.head_chunk_tokens,
         )
         skipped = None
         self._unusable = True  # until the step is counted: whatever breaks it off leaves the last commit as it is
@@ -265,7 +266,12 @@ class Trainer:
         self._unusable = True
         scalars = UpdateScalars(lr=0.0, number=1, clip=1.0)
         work = StepWork(prompt=scalars, delayed=scalars, must_be_finite=False)
-        self._model.begin(micro_batches, step=0, target_tokens=target_tokens(micro_batches))
+        self._model.begin(
+            micro_batches,
+            step=0,
+            target_tokens=target_tokens(micro_batches),
+            head_chunk_tokens=prepared.plan.head_chunk_tokens,
+        )
         start = time.perf_counter()
         with torch.random.fork_rng(devices=[]):
             schedule = prepared.step_schedule(pending=True, snapshot=False)
@@ -293,7 +299,13 @@ class Trainer:
         prepared = self._prepared or self._prepare(batch)
         self.flush()
         work = StepWork(prompt=UpdateScalars(lr=0.0, number=0, clip=1.0))
-        self._model.begin(group, step=self.steps_done, target_tokens=1, training=False)
+        self._model.begin(
+            group,
+            step=self.steps_done,
+            target_tokens=1,
+            training=False,
+            head_chunk_tokens=prepared.plan.head_chunk_tokens,
+        )
         with torch.no_grad():
             self._run(prepared, prepared.evaluation_schedule(len(group)), work)
         return sum(loss.item() for loss in work.losses.values())
