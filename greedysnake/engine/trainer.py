@@ -11,10 +11,12 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from greedysnake.engine.batches import check_micro_batches, target_tokens
 from greedysnake.engine.devices import make_device
+from greedysnake.engine.generating import generate
 from greedysnake.engine.opening import (
     DTYPES,
     check_undamaged,
@@ -309,6 +311,41 @@ class Trainer:
         with torch.no_grad():
             self._run(prepared, prepared.evaluation_schedule(len(group)), work)
         return sum(loss.item() for loss in work.losses.values())
+
+    def generate(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        seed: int | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """Prompts with the tokens that the model adds to them, as it is now; changes nothing.
+
+        Each new token is one pass over the weights, all prompts at once.
+
+        Args:
+            input_ids: prompts, int64 [B, T], shorter ones padded on the left.
+            attention_mask: int64 [B, T], 0 where there is padding; None: there is none.
+            seed: of the random numbers that tokens are drawn with.
+            options: as in ``transformers.GenerationConfig``: ``max_new_tokens``, ``do_sample``, ``temperature``, ...
+
+        Returns:
+            int64 [B, T and more].
+
+        Raises:
+            DataError, ModelError: the prompts do not fit the model, or it cannot generate.
+        """
+        self._check_usable()
+        rows, tokens = input_ids.shape
+        prepared = self._prepared or self._prepare(BatchShape(micro_batches=1, rows=rows, tokens=tokens))
+        self.flush()
+
+        def run_pass() -> None:
+            work = StepWork(prompt=UpdateScalars(lr=0.0, number=0, clip=1.0))
+            self._run(prepared, prepared.evaluation_schedule(1), work)
+
+        return generate(self._model, run_pass, input_ids, attention_mask, seed=seed, **options)
 
     def flush(self) -> None:
         """Apply delayed updates now; the next step then has none to apply. The numbers stay the same."""

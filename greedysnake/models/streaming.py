@@ -77,6 +77,7 @@ class StreamedModel:
         self._loss_scale = 1.0
         self._training = True
         self._running: _Pass | None = None
+        self._inference: Callable[[], Tensor] | None = None
         self._spilled = False
         self._embedding_weights: Tensor | None = None
         self._native_loss = takes_loss_arguments(skeleton.model)
@@ -114,8 +115,9 @@ class StreamedModel:
             head_chunk_tokens: tokens of a micro-batch whose logits exist at once; None: all.
         """
         self.abandon()
+        self._inference = None
         self._micro_batches = [
-            {name: self._moved(value) for name, value in batch.items() if value is not None} for batch in micro_batches
+            {name: self.on_device(value) for name, value in batch.items() if value is not None} for batch in micro_batches
         ]
         self._step = step
         self._target_tokens = target_tokens
@@ -124,6 +126,18 @@ class StreamedModel:
         self._spilled = boundaries_leave
         self._head.chunk_tokens = head_chunk_tokens
         self.skeleton.model.train(training)
+
+    def begin_inference(self, call: Callable[[], Tensor]) -> None:
+        """Take one run of the model's own forward instead of micro-batches, as micro-batch 0.
+
+        Args:
+            call: runs it, with whatever arguments, in a coroutine; gives what :meth:`head` is to give.
+        """
+        self.abandon()
+        self._inference = call
+        self._head.chunk_tokens = None
+        self._training = False
+        self.skeleton.model.eval()
 
     def forward(self, unit: int, micro_batch: int, weights: Tensor) -> None:
         """Bring a micro-batch through the embedding (unit 0) or a decoder unit; ``weights`` are attached."""
@@ -192,7 +206,7 @@ class StreamedModel:
             layer.__dict__.pop("forward", None)
         self._head.close()
 
-    def _moved(self, value: Any) -> Any:
+    def on_device(self, value: Any) -> Any:
         """A tensor, or a mapping of them, where computation is."""
         if isinstance(value, Mapping):
             return {name: inner.to(self._device) for name, inner in value.items()}
@@ -206,6 +220,8 @@ class StreamedModel:
 
     def _run_model(self, micro_batch: int) -> Tensor | ChunkedLoss:
         """The model's own forward; runs in a coroutine."""
+        if self._inference is not None:
+            return self._inference()
         self._set_seed(micro_batch, -1)
         scale = self._loss_scale if self._training else None
         return self._head.run(self._micro_batches[micro_batch], self._loss_of, loss_scale=scale)
