@@ -18,6 +18,7 @@ from greedysnake.cli.folder import make_last, writing
 from greedysnake.cli.loop import LOSS_BEFORE, METRICS_NAME, finish_run, train_steps
 from greedysnake.cli.record import RunRecord
 from greedysnake.cli.resuming import DATA, TOKENIZER_FOLDER, as_saved, check_same_data, checking_bar, resumed_config
+from greedysnake.cli.samples import SAMPLES_NAME, Sampler
 from greedysnake.config import RunConfig, dump_config
 from greedysnake.data import (
     TokenBatches,
@@ -82,6 +83,7 @@ def run_training(config: RunConfig, console: Console) -> tuple[dict[str, Any], l
             inputs.tokenizer.save_pretrained(run / TOKENIZER_FOLDER)
         make_last(run / TOKENIZER_FOLDER, created)
         console.print(describe_data(inputs.batches))
+        sampler = Sampler.of(config, inputs.tokenizer)
         trainer = make_trainer(config, inputs)
         with writing(run):
             write_json_atomic(run / "plan.json", trainer.plan.as_json() if trainer.plan else {})
@@ -93,7 +95,7 @@ def run_training(config: RunConfig, console: Console) -> tuple[dict[str, Any], l
         _remove(created)
         raise
 
-    return _train(config, trainer, inputs.batches, RunRecord(), console, start=start)
+    return _train(config, trainer, inputs.batches, RunRecord(), console, start=start, sampler=sampler)
 
 
 def resume_training(
@@ -118,11 +120,13 @@ def resume_training(
                 f"{run} has made {trainer.steps_done} steps, and training.steps is {config.training.steps}. To go on, "
                 f"ask for more: greedysnake resume {run} training.steps={2 * trainer.steps_done}"
             )
+        sampler = Sampler.of(config, inputs.tokenizer)
         trainer.reserve(batch_shape(config, inputs))
         with writing(run):
             write_text_atomic(run / "config.yaml", dump_config(config))
             write_json_atomic(run / "plan.json", trainer.plan.as_json() if trainer.plan else {})
             lines = cut_metrics(run / METRICS_NAME, trainer.steps_done)
+            cut_metrics(run / SAMPLES_NAME, trainer.steps_done)
     except BaseException:
         with suppress(GreedySnakeError):  # one error is told
             trainer.close()
@@ -132,17 +136,24 @@ def resume_training(
     console.print(_describe_plan(trainer, config))
     console.print(f"Going on after step {trainer.steps_done} of {config.training.steps}")
     earlier = sum(result.seconds for result in record.results)
-    return _train(config, trainer, inputs.batches, record, console, start=start - earlier)
+    return _train(config, trainer, inputs.batches, record, console, start=start - earlier, sampler=sampler)
 
 
 def _train(
-    config: RunConfig, trainer: Trainer, batches: TokenBatches, record: RunRecord, console: Console, *, start: float
+    config: RunConfig,
+    trainer: Trainer,
+    batches: TokenBatches,
+    record: RunRecord,
+    console: Console,
+    *,
+    start: float,
+    sampler: Sampler | None,
 ) -> tuple[dict[str, Any], list[tuple[int, float]]]:
     """Train to the end, and leave summary, pictures and trace however it ends."""
     run, failed = config.run, True
     try:
         with writing(run):
-            train_steps(config, trainer, batches, record, console)
+            train_steps(config, trainer, batches, record, console, sampler=sampler)
         trainer.close()
         failed = False
     except GreedySnakeError as error:

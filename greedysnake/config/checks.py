@@ -39,6 +39,12 @@ def cross_problems(values: Mapping[str, Any]) -> list[Problem]:
             text = f"found {every}, but there is no evaluation data; set data.evaluation or data.eval_share"
             problems.append(Problem("training.eval_every", text))
 
+    if present("training.sample_every", "training.sample_prompts"):
+        every, prompts = values["training.sample_every"], values["training.sample_prompts"]
+        if every is not None and not prompts:
+            text = f"found {every}, but there are no prompts; set training.sample_prompts"
+            problems.append(Problem("training.sample_every", text))
+
     if present("optimizer.warmup_steps", "training.steps"):
         warmup, steps = values["optimizer.warmup_steps"], values["training.steps"]
         if warmup >= steps:

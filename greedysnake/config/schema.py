@@ -26,6 +26,7 @@ from greedysnake.config.values import (
     Size,
     StorageFolders,
     Text,
+    Texts,
 )
 
 
@@ -133,6 +134,17 @@ class TrainingConfig(Section):
         description="Steps between evaluations. Needs evaluation data; null: no evaluation in between.",
     )
     eval_sequences: Count = Field(default=32, description="Most sequences used in one evaluation.")
+    sample_every: Count | None = Field(
+        default=None,
+        description="Steps between samples: texts that the model writes, shown and added to `<run>/samples.jsonl`, "
+        "also after the last step. They change nothing of the training. null: none.",
+    )
+    sample_prompts: Texts = Field(
+        default=[],
+        description="What samples go on from; with `data.format: chat`, what a user says.",
+        examples=[["Once upon a time"]],
+    )
+    sample_tokens: Count = Field(default=64, description="Most tokens that a sample adds to its prompt.")
     snapshot_every: Count | None = Field(
         default=None,
         description="Steps between snapshots, what a crash leaves; null: 1 if nothing stays in host memory, else 20.",

@@ -18,6 +18,7 @@ NEEDS_PATH = "needs a path (in quotes if it looks like a number or a date)"
 NEEDS_PATHS = "needs a path, or a list of one or more paths"
 NEEDS_FOLDERS = "needs a list of one or more folders, such as [/nvme0/run, /nvme1/run]"
 NEEDS_SIZE = "needs a size above 0, such as 16GiB or a number of bytes"
+NEEDS_TEXTS = "needs a list of texts, none of them empty"
 NEEDS_BETAS = "needs two numbers, each at least 0 and below 1"
 NEEDS_PLAIN = "needs a mapping of plain data (text, numbers, true, false, null, lists, mappings)"
 
@@ -140,6 +141,7 @@ PlainMapping = Annotated[dict[str, object], BeforeValidator(to_plain_mapping), _
 Size = Annotated[int, BeforeValidator(to_size), _needs(NEEDS_SIZE)]
 
 Text = Annotated[str, Field(strict=True, min_length=1)]
+Texts = Annotated[list[Text], _needs(NEEDS_TEXTS)]
 Flag = Annotated[bool, Field(strict=True)]
 Integer = Annotated[int, Field(strict=True, ge=0, le=LARGEST_INT)]
 Count = Annotated[int, Field(strict=True, ge=1, le=LARGEST_INT)]

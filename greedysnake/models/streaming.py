@@ -117,7 +117,8 @@ class StreamedModel:
         self.abandon()
         self._inference = None
         self._micro_batches = [
-            {name: self.on_device(value) for name, value in batch.items() if value is not None} for batch in micro_batches
+            {name: self.on_device(value) for name, value in batch.items() if value is not None}
+            for batch in micro_batches
         ]
         self._step = step
         self._target_tokens = target_tokens
@@ -126,6 +127,12 @@ class StreamedModel:
         self._spilled = boundaries_leave
         self._head.chunk_tokens = head_chunk_tokens
         self.skeleton.model.train(training)
+
+    def place_parameters(self) -> None:
+        """Have parameters that have no storage between steps lie where computation is: transformers looks at that."""
+        for parameter in self.skeleton.parameters.values():
+            if parameter.device != self._device:
+                parameter.data = torch.empty(0, dtype=parameter.dtype, device=self._device)
 
     def begin_inference(self, call: Callable[[], Tensor]) -> None:
         """Take one run of the model's own forward instead of micro-batches, as micro-batch 0.

@@ -122,6 +122,26 @@ def _attention_matrix_bytes(config: PretrainedConfig) -> int:
     return 24 if eager or any(getattr(config, name, 0) for name in names) else 0
 
 
+def inference_bytes(skeleton: Skeleton, *, rows: int, prompt_tokens: int, tokens: int) -> int:
+    """Most bytes of activations without gradients, and of a key/value cache.
+
+    Args:
+        skeleton: the model.
+        rows: sequences that go through it together.
+        prompt_tokens: tokens in the longest prompt, which go through it at once.
+        tokens: tokens in the longest sequence in the end.
+    """
+    config = skeleton.model.config.get_text_config()
+    heads = int(getattr(config, "num_attention_heads", None) or 1)
+    width = int(getattr(config, "head_dim", None) or int(config.hidden_size) // heads)
+    kept = int(getattr(config, "num_key_value_heads", None) or heads) * width
+    layers = len(skeleton.structure.layers)
+    cache = 2 * (layers + 1) * rows * tokens * kept * _itemsize(skeleton)  # one layer's is copied when it grows
+    batch = BatchShape(micro_batches=1, rows=rows, tokens=prompt_tokens)
+    computing = max(_layer_bytes(skeleton, unit, batch) for unit in range(1, len(skeleton.layouts) - 1))
+    return cache + computing + 4 * 4 * rows * int(config.vocab_size)
+
+
 def paused_bytes(skeleton: Skeleton, batch: BatchShape, chunk_tokens: int | None = None) -> int:
     """Attention masks of the paused micro-batches, and what the allocator keeps of memory that they gave back.
 
