@@ -98,7 +98,6 @@ def generate_text(
     size = GenerationSize(rows=len(encoded), prompt_tokens=max(map(len, encoded)), new_tokens=limit)
     with _open(source, run, size, request) as generator:
         console.print(_describe(generator))
-        streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True) if live else None
         start, before = time.perf_counter(), generator.read_bytes
         completions = complete(
             generator.generate,
@@ -108,7 +107,11 @@ def generate_text(
             encoded,
             seed=request.seed,
             max_new_tokens=limit,
-            **({"streamer": streamer} if streamer is not None else {}),
+            **(
+                {"streamer": lambda: TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)}
+                if live
+                else {}
+            ),
             **options,
         )
         return _report(completions, time.perf_counter() - start, generator.read_bytes - before)

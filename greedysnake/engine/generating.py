@@ -28,7 +28,7 @@ def generate(
     attention_mask: Tensor | None = None,
     *,
     seed: int | None = None,
-    streamer: Any = None,
+    streamer: Callable[[], Any] | None = None,
     **options: Any,
 ) -> Tensor:
     """Prompts with the tokens that the model adds to them.
@@ -40,7 +40,7 @@ def generate(
         attention_mask: int64 [B, T], 0 where there is padding; None: there is none.
         seed: of the random numbers that tokens are drawn with; None: torch's generator as it is. Its state is the
             same afterwards in any case.
-        streamer: given each token as it comes, as in transformers.
+        streamer: makes what is given each token as it comes, one of transformers' streamers.
         options: of ``transformers.GenerationConfig`` (``max_new_tokens``, ``do_sample``, ``temperature``, ...), on top
             of the model's own.
 
@@ -69,7 +69,7 @@ def generate(
                 model.on_device(input_ids),
                 attention_mask=model.on_device(attention_mask),
                 generation_config=config,
-                streamer=streamer if cached else None,
+                streamer=None if streamer is None else streamer(),
             )
         return sequences.cpu()
 
@@ -79,7 +79,8 @@ def generate(
         try:
             return run(cached=True)
         except ModelError as error:
-            logger.warning("Each token goes through the model with all tokens before it, without a cache: %s", error)
+            reason = error.__cause__ or error
+            logger.warning("Each token goes through the model with all tokens before it, without a cache: %s", reason)
             return run(cached=False)
 
 
@@ -128,9 +129,11 @@ def check_prompts(skeleton: Skeleton, input_ids: Tensor, attention_mask: Tensor 
 
 @contextmanager
 def _streamed_forward(model: StreamedModel, run_pass: Callable[[], None]) -> Iterator[None]:
-    """While it is open, the model's forward is a pass over its units."""
+    """While it is open, the model's forward is a pass over its units, without a router's loss."""
     transformer = model.skeleton.model
     own = transformer.forward
+    text = transformer.config.get_text_config()
+    router_loss = getattr(text, "output_router_logits", None)
 
     @functools.wraps(own)
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -145,7 +148,11 @@ def _streamed_forward(model: StreamedModel, run_pass: Callable[[], None]) -> Ite
         return outputs[0]
 
     transformer.forward = forward
+    if router_loss:
+        text.output_router_logits = False  # its loss needs all tokens, and a pass with a cache has the last one's
     try:
         yield
     finally:
         del transformer.forward
+        if router_loss:
+            text.output_router_logits = router_loss

@@ -7,7 +7,7 @@ the store of a run, or for a model folder from a temporary store that holds them
 import shutil
 import tempfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -203,10 +203,10 @@ class Generator:
         attention_mask: Tensor | None = None,
         *,
         seed: int | None = None,
-        streamer: Any = None,
+        streamer: Callable[[], Any] | None = None,
         **options: Any,
     ) -> Tensor:
-        """As :meth:`greedysnake.Trainer.generate`; ``streamer`` is given each token as it comes, as in transformers."""
+        """As :meth:`greedysnake.Trainer.generate`; ``streamer`` as in :func:`generate`."""
         return generate(self._model, self._run_pass, input_ids, attention_mask, seed=seed, streamer=streamer, **options)
 
     def _run_pass(self) -> None:

@@ -343,7 +343,12 @@ class Trainer:
 
         def run_pass() -> None:
             work = StepWork(prompt=UpdateScalars(lr=0.0, number=0, clip=1.0))
-            self._run(prepared, prepared.evaluation_schedule(1), work)
+            try:
+                with torch.random.fork_rng(devices=[]):
+                    prepared.executor.run(prepared.evaluation_schedule(1), work)
+            except BaseException:  # nothing has changed: the trainer can go on
+                self._model.abandon()
+                raise
 
         return generate(self._model, run_pass, input_ids, attention_mask, seed=seed, **options)
 
