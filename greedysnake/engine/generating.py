@@ -65,12 +65,15 @@ def generate(
             torch.manual_seed(seed)
         with _streamed_forward(model, run_pass):
             config.use_cache = cached
-            sequences = transformer.generate(
-                model.on_device(input_ids),
-                attention_mask=model.on_device(attention_mask),
-                generation_config=config,
-                streamer=None if streamer is None else streamer(),
-            )
+            try:
+                sequences = transformer.generate(
+                    model.on_device(input_ids),
+                    attention_mask=model.on_device(attention_mask),
+                    generation_config=config,
+                    streamer=None if streamer is None else streamer(),
+                )
+            except (TypeError, ValueError) as error:
+                raise _wrong_options(error) from error
         return sequences.cpu()
 
     with torch.random.fork_rng():
@@ -97,10 +100,14 @@ def generation_config(skeleton: Skeleton, **options: Any) -> GenerationConfig:
         config.update(**options)
         config.validate()
     except (TypeError, ValueError) as error:
-        raise DataError(f"generation cannot be done like this: {error}") from error
+        raise _wrong_options(error) from error
     if options.get("max_new_tokens") is not None:
         config.max_length = None  # else transformers warns that there are two limits
     return config
+
+
+def _wrong_options(error: Exception) -> DataError:
+    return DataError(f"generation cannot be done like this: {error}")
 
 
 def check_prompts(skeleton: Skeleton, input_ids: Tensor, attention_mask: Tensor | None) -> None:

@@ -170,7 +170,7 @@ class Generator:
         with ExitStack() as undo:
             made = make_device(device, device_memory)
             undo.callback(made.close)
-            placement = place_weights(skeleton, size, made, host_memory, loading_bytes=_loading_bytes(skeleton))
+            placement = place_weights(skeleton, size, made, host_memory, loading_bytes=loading_bytes_of(skeleton))
             try:
                 temporary = Path(tempfile.mkdtemp(prefix="greedysnake-", dir=scratch))
             except OSError as error:
@@ -305,7 +305,7 @@ def place_weights(
     )
 
 
-def _loading_bytes(skeleton: Skeleton) -> int:
+def loading_bytes_of(skeleton: Skeleton) -> int:
     """Memory for units in float32, as read and as laid out: embedding and head together, others one by one."""
     elements = [layout.gradient_elements for layout in skeleton.layouts]
     return 8 * max(elements[0] + elements[-1], *elements[1:-1])

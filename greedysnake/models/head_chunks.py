@@ -110,7 +110,7 @@ class ChunkedHead:
         hidden, labels = output[_HIDDEN], batch["labels"]
 
         def loss_of_part(part: Tensor, own_labels: Tensor) -> Tensor:
-            self._given = replace(output, **{_HIDDEN: part})  # type: ignore[type-var]  # all outputs are dataclasses
+            self._given = replace(output, **{_HIDDEN: part})
             try:
                 return loss_of({**batch, "labels": own_labels})
             finally:
@@ -212,7 +212,8 @@ def run_in_chunks(
         total += loss.detach().float()
         if gradient is not None and loss_scale is not None:
             (loss.float() * loss_scale).backward()
-            gradient[:, part] += leaf.grad
+            if leaf.grad is not None:
+                gradient[:, part] += leaf.grad
     return ChunkedLoss(loss=total, hidden=hidden, gradient=gradient)
 
 
