@@ -55,10 +55,10 @@ def generate(
     if not transformer.can_generate():
         raise ModelError(f"models of type {transformer.config.model_type!r} cannot generate text")
     check_prompts(model.skeleton, input_ids, attention_mask)
-    model.place_parameters()
     config = generation_config(model.skeleton, **options)
     if attention_mask is None:
         attention_mask = torch.ones_like(input_ids)
+    model.place_parameters()
 
     def run(*, cached: bool) -> Tensor:
         if seed is not None:

@@ -306,9 +306,13 @@ def place_weights(
 
 
 def loading_bytes_of(skeleton: Skeleton) -> int:
-    """Memory for units in float32, as read and as laid out: embedding and head together, others one by one."""
+    """Memory to load a model folder: units in float32, as read and as laid out, and one as it is computed with.
+
+    Embedding and head are loaded together, the others one by one.
+    """
     elements = [layout.gradient_elements for layout in skeleton.layouts]
-    return 8 * max(elements[0] + elements[-1], *elements[1:-1])
+    largest = max(layout.weight_bytes for layout in skeleton.layouts)
+    return 8 * max(elements[0] + elements[-1], *elements[1:-1]) + largest
 
 
 def _convert(layout: UnitLayout, master: Tensor, weights: Tensor) -> None:

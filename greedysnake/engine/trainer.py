@@ -16,7 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from greedysnake.engine.batches import check_micro_batches, target_tokens
 from greedysnake.engine.devices import make_device
-from greedysnake.engine.generating import generate
+from greedysnake.engine.generating import check_prompts, generate
 from greedysnake.engine.opening import (
     DTYPES,
     check_undamaged,
@@ -337,6 +337,7 @@ class Trainer:
             DataError, ModelError: the prompts do not fit the model, or it cannot generate.
         """
         self._check_usable()
+        check_prompts(self.skeleton, input_ids, attention_mask)
         rows, tokens = input_ids.shape
         prepared = self._prepared or self._prepare(BatchShape(micro_batches=1, rows=rows, tokens=tokens))
         self.flush()
