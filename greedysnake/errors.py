@@ -25,6 +25,10 @@ class StorageError(GreedySnakeError):
     """A storage folder is too small, in use, damaged or not writable."""
 
 
+class StorageInUseError(StorageError):
+    """A storage folder is held by another process."""
+
+
 class MemoryBudgetError(GreedySnakeError):
     """The plan does not fit in the memory that it may use."""
 

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from greedysnake.cli.predicted import predicted_and_measured
 from greedysnake.cli.record import RunRecord
+from greedysnake.cli.samples import Sampler
 from greedysnake.config import RunConfig
 from greedysnake.data import TokenBatches
 from greedysnake.engine.results import StepResult
@@ -31,9 +32,15 @@ LOSS_BEFORE = "evaluation_loss_before"
 
 
 def train_steps(
-    config: RunConfig, trainer: Trainer, batches: TokenBatches, record: RunRecord, console: Console
+    config: RunConfig,
+    trainer: Trainer,
+    batches: TokenBatches,
+    record: RunRecord,
+    console: Console,
+    *,
+    sampler: Sampler | None = None,
 ) -> None:
-    """The training loop, from where the trainer is: a step, its metrics, now and then an evaluation."""
+    """The training loop, from where the trainer is: a step, its metrics, now and then an evaluation or samples."""
     steps = config.training.steps
     with (
         LiveLine(console) as live,
@@ -53,6 +60,8 @@ def train_steps(
                 evaluated = _evaluate(config, trainer, batches, record, live)
             metrics.write(_metrics_line(result, record, shares, evaluated))
             _show(live, result, record, shares, steps)
+            if sampler is not None and sampler.due(result.step, steps):
+                sampler.write(trainer, live.message)
             if stop.reason:
                 record.stopped_by = stop.reason
                 live.message(f"Stopped by {stop.reason} after step {result.step}.")

@@ -19,6 +19,7 @@ from greedysnake.cli.loop import LOSS_BEFORE, METRICS_NAME, finish_run, train_st
 from greedysnake.cli.predicted import describe_prediction, write_plan
 from greedysnake.cli.record import RunRecord
 from greedysnake.cli.resuming import DATA, TOKENIZER_FOLDER, as_saved, check_same_data, checking_bar, resumed_config
+from greedysnake.cli.samples import SAMPLES_NAME, Sampler
 from greedysnake.config import RunConfig, dump_config
 from greedysnake.data import (
     TokenBatches,
@@ -85,6 +86,7 @@ def run_training(config: RunConfig, console: Console) -> tuple[dict[str, Any], l
             inputs.tokenizer.save_pretrained(run / TOKENIZER_FOLDER)
         make_last(run / TOKENIZER_FOLDER, created)
         console.print(describe_data(inputs.batches))
+        sampler = Sampler.of(config, inputs.tokenizer)
         trainer = make_trainer(config, inputs)
         with writing(run):
             write_plan(run, trainer)
@@ -96,7 +98,7 @@ def run_training(config: RunConfig, console: Console) -> tuple[dict[str, Any], l
         _remove(created)
         raise
 
-    return _train(config, trainer, inputs.batches, RunRecord(), console, start=start)
+    return _train(config, trainer, inputs.batches, RunRecord(), console, start=start, sampler=sampler)
 
 
 def resume_training(
@@ -121,11 +123,13 @@ def resume_training(
                 f"{run} has made {trainer.steps_done} steps, and training.steps is {config.training.steps}. To go on, "
                 f"ask for more: greedysnake resume {run} training.steps={2 * trainer.steps_done}"
             )
+        sampler = Sampler.of(config, inputs.tokenizer)
         trainer.reserve(batch_shape(config, inputs))
         with writing(run):
             write_text_atomic(run / "config.yaml", dump_config(config))
             write_plan(run, trainer)
             lines = cut_metrics(run / METRICS_NAME, trainer.steps_done)
+            cut_metrics(run / SAMPLES_NAME, trainer.steps_done)
     except BaseException:
         with suppress(GreedySnakeError):  # one error is told
             trainer.close()
@@ -135,17 +139,24 @@ def resume_training(
     console.print(_describe_plan(trainer, config))
     console.print(f"Going on after step {trainer.steps_done} of {config.training.steps}")
     earlier = sum(result.seconds for result in record.results)
-    return _train(config, trainer, inputs.batches, record, console, start=start - earlier)
+    return _train(config, trainer, inputs.batches, record, console, start=start - earlier, sampler=sampler)
 
 
 def _train(
-    config: RunConfig, trainer: Trainer, batches: TokenBatches, record: RunRecord, console: Console, *, start: float
+    config: RunConfig,
+    trainer: Trainer,
+    batches: TokenBatches,
+    record: RunRecord,
+    console: Console,
+    *,
+    start: float,
+    sampler: Sampler | None,
 ) -> tuple[dict[str, Any], list[tuple[int, float]]]:
     """Train to the end, and leave summary, pictures and trace however it ends."""
     run, failed = config.run, True
     try:
         with writing(run):
-            train_steps(config, trainer, batches, record, console)
+            train_steps(config, trainer, batches, record, console, sampler=sampler)
         trainer.close()
         failed = False
     except GreedySnakeError as error:
@@ -282,6 +293,7 @@ def changeable_settings(config: RunConfig) -> dict[str, Any]:
         "gradients": None if engine.gradients == "auto" else engine.gradients,
         "resident_weights": engine.resident_weights,
         "resident_state": engine.resident_state,
+        "head_chunk_tokens": engine.head_chunk_tokens,
         "snapshot_every": training.snapshot_every,
         "max_skipped_steps": training.max_skipped_steps,
     }

@@ -42,6 +42,11 @@ def cross_problems(values: Mapping[str, Any]) -> list[Problem]:
     if values.get("training.freeze") is not None and "lora.r" in values:
         text = "given with lora, which freezes everything but its adapters; keep one of them"
         problems.append(Problem("training.freeze", text))
+    if present("training.sample_every", "training.sample_prompts"):
+        every, prompts = values["training.sample_every"], values["training.sample_prompts"]
+        if every is not None and not prompts:
+            text = f"found {every}, but there are no prompts; set training.sample_prompts"
+            problems.append(Problem("training.sample_every", text))
 
     if present("optimizer.warmup_steps", "training.steps"):
         warmup, steps = values["optimizer.warmup_steps"], values["training.steps"]

@@ -28,6 +28,7 @@ from greedysnake.config.values import (
     StorageFolders,
     Targets,
     Text,
+    Texts,
     UnderOne,
 )
 
@@ -141,6 +142,17 @@ class TrainingConfig(Section):
         description="Steps between evaluations. Needs evaluation data; null: no evaluation in between.",
     )
     eval_sequences: Count = Field(default=32, description="Most sequences used in one evaluation.")
+    sample_every: Count | None = Field(
+        default=None,
+        description="Steps between samples: texts that the model writes, shown and added to `<run>/samples.jsonl`, "
+        "also after the last step. They change nothing of the training. null: none.",
+    )
+    sample_prompts: Texts = Field(
+        default=[],
+        description="What samples go on from; with `data.format: chat`, what a user says.",
+        examples=[["Once upon a time"]],
+    )
+    sample_tokens: Count = Field(default=64, description="Most tokens that a sample adds to its prompt.")
     snapshot_every: Count | None = Field(
         default=None,
         description="Steps between snapshots, what a crash leaves; null: 1 if nothing stays in host memory, else 20.",
@@ -278,6 +290,13 @@ class EngineConfig(Section):
     boundaries_on_ssd: Share | None = Field(
         default=None,
         description="Likewise on SSD; null: what does not fit in host memory, where the rest waits.",
+    )
+    head_chunk_tokens: Count | None = Field(
+        default=None,
+        description="Tokens of a micro-batch whose logits exist at once; the head and the loss take one such part "
+        "after another. null: all, unless that takes more than 1 GiB and the largest weight's gradient do, or more "
+        "than an eighth of the memory configured above. Parts change the order of additions in the head's weight "
+        "gradient and in the loss, and so their rounding.",
     )
     gradients: Literal["auto", "host", "ssd"] = Field(
         default="auto", description="Where gradients that wait for their update are kept."

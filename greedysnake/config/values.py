@@ -20,6 +20,7 @@ NEEDS_FOLDERS = "needs a list of one or more folders, such as [/nvme0/run, /nvme
 NEEDS_PATTERNS = "needs a list of one or more patterns, such as [model.embed_tokens.*]"
 NEEDS_TARGETS = "needs a list of one or more names of modules, such as [q_proj, v_proj], or all-linear"
 NEEDS_SIZE = "needs a size above 0, such as 16GiB or a number of bytes"
+NEEDS_TEXTS = "needs a list of texts, none of them empty"
 NEEDS_BETAS = "needs two numbers, each at least 0 and below 1"
 NEEDS_PLAIN = "needs a mapping of plain data (text, numbers, true, false, null, lists, mappings)"
 
@@ -142,6 +143,7 @@ PlainMapping = Annotated[dict[str, object], BeforeValidator(to_plain_mapping), _
 Size = Annotated[int, BeforeValidator(to_size), _needs(NEEDS_SIZE)]
 
 Text = Annotated[str, Field(strict=True, min_length=1)]
+Texts = Annotated[list[Text], _needs(NEEDS_TEXTS)]
 Flag = Annotated[bool, Field(strict=True)]
 Integer = Annotated[int, Field(strict=True, ge=0, le=LARGEST_INT)]
 Count = Annotated[int, Field(strict=True, ge=1, le=LARGEST_INT)]

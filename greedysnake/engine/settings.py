@@ -57,6 +57,8 @@ class TrainerSettings:
         chunk_elements: most parameters updated as one, a multiple of 4096.
         max_skipped_steps: steps in a row that may be skipped because they are not finite; in float16, steps that
             only lower the loss scale are not counted.
+        head_chunk_tokens: tokens of a micro-batch whose logits exist at once, the head and the loss taking one such
+            part after another; None: all, unless that takes much memory. Parts change the order of additions.
         loss_scaling: how float16's loss scale changes; None: as in ``torch.amp.GradScaler``. Not used otherwise.
 
     Raises:
@@ -89,6 +91,7 @@ class TrainerSettings:
     chunk_elements: int = DEFAULT_CHUNK_ELEMENTS
     max_skipped_steps: int = 10
     loss_scaling: LossScaling | None = None
+    head_chunk_tokens: int | None = None
 
     def __post_init__(self) -> None:
         check_arguments(
@@ -98,7 +101,11 @@ class TrainerSettings:
             schedule=self.schedule,
             gradients=self.gradients,
             shares={name: getattr(self, name) for name in _SHARES},
-            counts={"layers_per_unit": self.layers_per_unit, "snapshot_every": self.snapshot_every},
+            counts={
+                "layers_per_unit": self.layers_per_unit,
+                "snapshot_every": self.snapshot_every,
+                "head_chunk_tokens": self.head_chunk_tokens,
+            },
             sizes={"host_memory": self.host_memory, "device_memory": self.device_memory},
         )
 
@@ -134,6 +141,11 @@ class TrainerSettings:
         return steps_between_snapshots(self.snapshot_every, self.resident_weights, self.resident_state)
 
     @property
+    def host_limit(self) -> int | None:
+        """Bytes of host memory that may be used, None for what is free."""
+        return None if self.host_memory is None else parse_bytes(self.host_memory)
+
+    @property
     def device_limit(self) -> int | None:
         """Bytes of device memory that may be used, None for all."""
         return None if self.device_memory is None else parse_bytes(self.device_memory)
@@ -156,7 +168,7 @@ class TrainerSettings:
             boundaries_on_device=self.boundaries_on_device,
             boundaries_on_ssd=self.boundaries_on_ssd,
             gradients=None if self.gradients is None else Tier(self.gradients),
-            host_memory=None if self.host_memory is None else parse_bytes(self.host_memory),
+            host_memory=self.host_limit,
             separate_device=separate_device,
             device_memory=self.device_limit if device_free_bytes is None else device_free_bytes,
             clipping=self.optimizer.max_grad_norm is not None,
@@ -168,6 +180,8 @@ class TrainerSettings:
             ),
             resident_weights=self.resident_weights,
             resident_state=self.resident_state,
+            head_chunk_tokens=self.head_chunk_tokens,
+            configured_memory=self.device_limit if separate_device else self.host_limit,
         )
 
     def as_json(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from greedysnake.engine.batches import check_micro_batches, target_tokens
 from greedysnake.engine.devices import make_device
+from greedysnake.engine.generating import check_prompts, generate
 from greedysnake.engine.opening import (
     DTYPES,
     check_undamaged,
@@ -235,6 +236,7 @@ class Trainer:
             target_tokens=target_tokens(micro_batches),
             boundaries_leave=prepared.plan.choices.boundaries_leave,
             loss_scale=scale.scale,
+            head_chunk_tokens=prepared.plan.head_chunk_tokens,
         )
         skipped = None
         self._unusable = True  # until the step is counted: whatever breaks it off leaves the last commit as it is
@@ -275,7 +277,12 @@ class Trainer:
         self._unusable = True
         scalars = UpdateScalars(lr=0.0, number=1, clip=1.0)
         work = StepWork(prompt=scalars, delayed=scalars, must_be_finite=False)
-        self._model.begin(micro_batches, step=0, target_tokens=target_tokens(micro_batches))
+        self._model.begin(
+            micro_batches,
+            step=0,
+            target_tokens=target_tokens(micro_batches),
+            head_chunk_tokens=prepared.plan.head_chunk_tokens,
+        )
         start = time.perf_counter()
         with torch.random.fork_rng(devices=[]):
             schedule = prepared.step_schedule(pending=True, snapshot=False)
@@ -303,10 +310,57 @@ class Trainer:
         prepared = self._prepared or self._prepare(batch)
         self.flush()
         work = StepWork(prompt=UpdateScalars(lr=0.0, number=0, clip=1.0))
-        self._model.begin(group, step=self.steps_done, target_tokens=1, training=False)
+        self._model.begin(
+            group,
+            step=self.steps_done,
+            target_tokens=1,
+            training=False,
+            head_chunk_tokens=prepared.plan.head_chunk_tokens,
+        )
         with torch.no_grad():
             self._run(prepared, prepared.evaluation_schedule(len(group)), work)
         return sum(loss.item() for loss in work.losses.values())
+
+    def generate(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        seed: int | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """Prompts with the tokens that the model adds to them, as it is now; changes nothing.
+
+        Each new token is one pass over the weights, all prompts at once.
+
+        Args:
+            input_ids: prompts, int64 [B, T], shorter ones padded on the left.
+            attention_mask: int64 [B, T], 0 where there is padding; None: there is none.
+            seed: of the random numbers that tokens are drawn with.
+            options: as in ``transformers.GenerationConfig``: ``max_new_tokens``, ``do_sample``, ``temperature``, ...
+
+        Returns:
+            int64 [B, T and more].
+
+        Raises:
+            DataError, ModelError: the prompts do not fit the model, or it cannot generate.
+        """
+        self._check_usable()
+        check_prompts(self.skeleton, input_ids, attention_mask)
+        rows, tokens = input_ids.shape
+        prepared = self._prepared or self._prepare(BatchShape(micro_batches=1, rows=rows, tokens=tokens))
+        self.flush()
+
+        def run_pass() -> None:
+            work = StepWork(prompt=UpdateScalars(lr=0.0, number=0, clip=1.0))
+            try:
+                with torch.random.fork_rng(devices=[]):
+                    prepared.executor.run(prepared.evaluation_schedule(1), work)
+            except BaseException:  # nothing has changed: the trainer can go on
+                self._model.abandon()
+                raise
+
+        return generate(self._model, run_pass, input_ids, attention_mask, seed=seed, **options)
 
     def flush(self) -> None:
         """Apply delayed updates now; the next step then has none to apply. The numbers stay the same."""

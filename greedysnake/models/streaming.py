@@ -16,6 +16,7 @@ from torch import Tensor
 
 from greedysnake.errors import ModelError
 from greedysnake.models.calls import LayerCall, UnsupportedCallError
+from greedysnake.models.head_chunks import ChunkedHead, ChunkedLoss
 from greedysnake.models.initialize import mix_seed
 from greedysnake.models.skeleton import Skeleton
 from greedysnake.models.structure import refuse, takes_loss_arguments
@@ -79,9 +80,11 @@ class StreamedModel:
         self._loss_scale = 1.0
         self._training = True
         self._running: _Pass | None = None
+        self._inference: Callable[[], Tensor] | None = None
         self._spilled = False
         self._embedding_weights: Tensor | None = None
         self._native_loss = takes_loss_arguments(skeleton.model)
+        self._head = ChunkedHead(skeleton)
         for index, layer in enumerate(self._layers):
             layer.forward = self._make_forward(index)
 
@@ -101,6 +104,7 @@ class StreamedModel:
         training: bool = True,
         boundaries_leave: bool = False,
         loss_scale: float = 1.0,
+        head_chunk_tokens: int | None = None,
     ) -> None:
         """Take a step's micro-batches.
 
@@ -111,17 +115,39 @@ class StreamedModel:
             training: whether a backward follows; else nothing is kept and dropout is off.
             boundaries_leave: whether boundaries will be emptied and refilled between forward and backward.
             loss_scale: factor that all gradients carry.
+            head_chunk_tokens: tokens of a micro-batch whose logits exist at once; None: all.
         """
         self.abandon()
+        self._inference = None
         self._micro_batches = [
-            {name: self._moved(value) for name, value in batch.items() if value is not None} for batch in micro_batches
+            {name: self.on_device(value) for name, value in batch.items() if value is not None}
+            for batch in micro_batches
         ]
         self._step = step
         self._target_tokens = target_tokens
         self._loss_scale = loss_scale
         self._training = training
         self._spilled = boundaries_leave
+        self._head.chunk_tokens = head_chunk_tokens
         self.skeleton.model.train(training)
+
+    def place_parameters(self) -> None:
+        """Have parameters that have no storage between steps lie where computation is: transformers looks at that."""
+        for parameter in self.skeleton.parameters.values():
+            if parameter.device != self._device:
+                parameter.data = torch.empty(0, dtype=parameter.dtype, device=self._device)
+
+    def begin_inference(self, call: Callable[[], Tensor]) -> None:
+        """Take one run of the model's own forward instead of micro-batches, as micro-batch 0.
+
+        Args:
+            call: runs it, with whatever arguments, in a coroutine; gives what :meth:`head` is to give.
+        """
+        self.abandon()
+        self._inference = call
+        self._head.chunk_tokens = None
+        self._training = False
+        self.skeleton.model.eval()
 
     def forward(self, unit: int, micro_batch: int, weights: Tensor) -> None:
         """Bring a micro-batch through the embedding (unit 0) or a decoder unit; ``weights`` are attached."""
@@ -139,11 +165,15 @@ class StreamedModel:
         Returns:
             The micro-batch's share of the step's loss, a scalar, without the loss scale.
         """
-        loss = self._resume(micro_batch)
+        reached = self._resume(micro_batch)
+        loss = reached.loss if isinstance(reached, ChunkedLoss) else reached
         if not isinstance(loss, Tensor):
             raise self._refusal(f"its forward called layer {loss} again after the last one")
         if self._training:
-            (loss.float() * self._loss_scale).backward()
+            if isinstance(reached, ChunkedLoss):
+                torch.autograd.backward([reached.hidden], [reached.gradient])
+            else:
+                (loss.float() * self._loss_scale).backward()
             last = self._passes[micro_batch].calls[-1]
             if last is not None:
                 last.settle_output()
@@ -186,8 +216,9 @@ class StreamedModel:
         self.abandon()
         for layer in self._layers:
             layer.__dict__.pop("forward", None)
+        self._head.close()
 
-    def _moved(self, value: Any) -> Any:
+    def on_device(self, value: Any) -> Any:
         """A tensor, or a mapping of them, where computation is."""
         if isinstance(value, Mapping):
             return {name: inner.to(self._device) for name, inner in value.items()}
@@ -199,10 +230,17 @@ class StreamedModel:
         coroutine = greenlet(lambda: self._run_model(micro_batch))
         self._passes[micro_batch] = _Pass(micro_batch, len(self._layers), coroutine)
 
-    def _run_model(self, micro_batch: int) -> Tensor:
+    def _run_model(self, micro_batch: int) -> Tensor | ChunkedLoss:
         """The model's own forward; runs in a coroutine."""
+        if self._inference is not None:
+            return self._inference()
         self._set_seed(micro_batch, -1)
-        model, batch = self.skeleton.model, dict(self._micro_batches[micro_batch])
+        scale = self._loss_scale if self._training else None
+        return self._head.run(self._micro_batches[micro_batch], self._loss_of, loss_scale=scale)
+
+    def _loss_of(self, micro_batch: MicroBatch) -> Tensor:
+        """Loss of a micro-batch by the model's own forward, its share of the step's."""
+        model, batch = self.skeleton.model, dict(micro_batch)
         if self._native_loss:
             count = torch.tensor(self._target_tokens, device=self._device)
             return model(**batch, use_cache=False, num_items_in_batch=count).loss

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 import torch
 from transformers import PretrainedConfig
 
+from greedysnake.models.head_chunks import head_problem
 from greedysnake.models.skeleton import Skeleton
+
+LOGITS_BYTES = 2**30
+"""What a micro-batch's logits and all that is computed from them may take before they are computed in parts."""
+
+_BUDGET_PARTS = 8  # and no more than this part of the memory that a run is told to use
+_FEWEST_TOKENS = 64  # in a part: smaller matrix products are slow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +48,50 @@ def unit_activation_bytes(skeleton: Skeleton, batch: BatchShape) -> int:
     return most + _largest_gradient(skeleton)
 
 
-def head_activation_bytes(skeleton: Skeleton, batch: BatchShape) -> int:
-    """Most bytes of one micro-batch's logits, their float32 copy, log-probabilities and gradients."""
-    vocabulary = int(skeleton.model.config.get_text_config().vocab_size)
-    logits = batch.rows * batch.tokens * vocabulary
+def head_activation_bytes(skeleton: Skeleton, batch: BatchShape, chunk_tokens: int | None = None) -> int:
+    """Most bytes of the logits that exist at once, their float32 copy, log-probabilities and gradients.
+
+    Args:
+        skeleton: the model.
+        batch: sizes of the batch.
+        chunk_tokens: tokens of a micro-batch whose logits exist at once; None: all.
+    """
+    tokens = batch.rows * batch.tokens
+    largest = _largest_gradient(skeleton)
+    if chunk_tokens is None or chunk_tokens >= tokens:
+        return tokens * _logits_bytes(skeleton) + largest
+    # one more position of each row than predicts something; hidden states and their gradient are kept meanwhile
+    return (chunk_tokens + batch.rows) * _logits_bytes(skeleton) + 2 * boundary_bytes(skeleton, batch) + largest
+
+
+def planned_head_tokens(skeleton: Skeleton, batch: BatchShape, budget: int | None = None) -> int | None:
+    """Tokens of a micro-batch whose logits should exist at once; None: all, as they are few or cannot be parted.
+
+    Depends on what is configured alone, not on what happens to be free: the parts decide the order of additions, and
+    so the rounding, which must be the same when a run is resumed.
+
+    Args:
+        skeleton: the model.
+        batch: sizes of the batch.
+        budget: bytes of memory that computation is told to use; None: not told.
+    """
+    if head_problem(skeleton) is not None:
+        return None
+    allowed = max(LOGITS_BYTES, _largest_gradient(skeleton))  # that gradient is there at the same time anyway
+    if budget is not None:
+        allowed = min(allowed, budget // _BUDGET_PARTS)
+    tokens = batch.rows * batch.tokens
+    if tokens * _logits_bytes(skeleton) <= allowed:
+        return None
+    fitting = allowed // _logits_bytes(skeleton) // _FEWEST_TOKENS * _FEWEST_TOKENS
+    chunk = max(_FEWEST_TOKENS, batch.rows, fitting)
+    return chunk if chunk < tokens else None
+
+
+def _logits_bytes(skeleton: Skeleton) -> int:
+    """Bytes that the logits of a token take, with all that is computed from them."""
     copies = 12 if _itemsize(skeleton) == 4 else 3 * 4 + 2 * _itemsize(skeleton)
-    return logits * copies + _largest_gradient(skeleton)
+    return int(skeleton.model.config.get_text_config().vocab_size) * copies
 
 
 def _layer_bytes(skeleton: Skeleton, unit: int, batch: BatchShape) -> int:
@@ -77,12 +122,33 @@ def _attention_matrix_bytes(config: PretrainedConfig) -> int:
     return 24 if eager or any(getattr(config, name, 0) for name in names) else 0
 
 
-def paused_bytes(skeleton: Skeleton, batch: BatchShape) -> int:
+def inference_bytes(skeleton: Skeleton, *, rows: int, prompt_tokens: int, tokens: int) -> int:
+    """Most bytes of activations without gradients, and of a key/value cache.
+
+    Args:
+        skeleton: the model.
+        rows: sequences that go through it together.
+        prompt_tokens: tokens in the longest prompt, which go through it at once.
+        tokens: tokens in the longest sequence in the end.
+    """
+    config = skeleton.model.config.get_text_config()
+    heads = int(getattr(config, "num_attention_heads", None) or 1)
+    width = int(getattr(config, "head_dim", None) or int(config.hidden_size) // heads)
+    kept = int(getattr(config, "num_key_value_heads", None) or heads) * width
+    layers = len(skeleton.structure.layers)
+    cache = 2 * (layers + 1) * rows * tokens * kept * _itemsize(skeleton)  # one layer's is copied when it grows
+    batch = BatchShape(micro_batches=1, rows=rows, tokens=prompt_tokens)
+    computing = max(_layer_bytes(skeleton, unit, batch) for unit in range(1, len(skeleton.layouts) - 1))
+    return cache + computing + 4 * 4 * rows * int(config.vocab_size)
+
+
+def paused_bytes(skeleton: Skeleton, batch: BatchShape, chunk_tokens: int | None = None) -> int:
     """Attention masks of the paused micro-batches, and what the allocator keeps of memory that they gave back.
 
     The C library gives blocks of more than 32 MiB back to the kernel at once, smaller ones not always: measured.
     """
-    logits = 4 * batch.rows * batch.tokens * int(skeleton.model.config.get_text_config().vocab_size)
+    tokens = min(batch.rows * batch.tokens, chunk_tokens or batch.rows * batch.tokens)
+    logits = 4 * tokens * int(skeleton.model.config.get_text_config().vocab_size)
     kept = logits if logits <= 32 * 2**20 else 0
     return batch.micro_batches * (16 * 2**20 + kept + batch.mask_bytes)
 

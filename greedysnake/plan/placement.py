@@ -10,12 +10,14 @@ from itertools import product
 from typing import Any
 
 from greedysnake.errors import MemoryBudgetError
+from greedysnake.models.head_chunks import head_problem
 from greedysnake.models.skeleton import Skeleton
 from greedysnake.plan.activations import (
     BatchShape,
     boundary_bytes,
     head_activation_bytes,
     paused_bytes,
+    planned_head_tokens,
     unit_activation_bytes,
 )
 from greedysnake.plan.prediction import Prediction, predict
@@ -39,6 +41,7 @@ class Plan:
         host_bytes, device_bytes: expected use of memory, by purpose.
         host_budget, device_budget: bytes that may be used; None for no limit.
         reasons: why each choice was made.
+        head_chunk_tokens: tokens of a micro-batch whose logits exist at once; None: all.
         prediction: what a step will take; None where the machine's figures are not known.
     """
 
@@ -51,6 +54,7 @@ class Plan:
     device_bytes: dict[str, int]
     device_budget: int | None
     reasons: tuple[str, ...]
+    head_chunk_tokens: int | None = None
     prediction: Prediction | None = None
 
     def fits_host(self) -> bool:
@@ -76,6 +80,7 @@ class Plan:
             "schedule": self.schedule,
             "batch": asdict(self.batch),
             "choices": asdict(self.choices),
+            "head_chunk_tokens": self.head_chunk_tokens,
             "delayed_parameters_share": self._delayed_parameters_share(),
             "units": len(self.shape.units),
             "host_memory": {
@@ -125,15 +130,19 @@ def make_plan(skeleton: Skeleton, batch: BatchShape, request: PlanRequest, wish:
         fixed = replace(request, layers_per_unit=len(skeleton.unit_layers[1]))
         wish = wish_for(skeleton, batch, fixed)
     found = wish
+    head_tokens, head_reasons = _head_tokens(skeleton, batch, request)
     reasons = (
         f"host memory: {format_bytes(budget)}, "
         + ("what is free less a tenth" if request.host_memory is None else "as configured"),
         *found.reasons,
+        *head_reasons,
     )
     shape = step_shape(skeleton, batch)
 
     def plan_with(choices: Choices) -> Plan:
-        host, device = _needs(skeleton, batch, request.schedule, shape, choices)
+        computing = max(unit_activation_bytes(skeleton, batch), head_activation_bytes(skeleton, batch, head_tokens))
+        computing += paused_bytes(skeleton, batch, head_tokens)
+        host, device = _needs(skeleton, computing, request.schedule, shape, choices)
         return Plan(
             batch=batch,
             schedule=request.schedule,
@@ -144,6 +153,7 @@ def make_plan(skeleton: Skeleton, batch: BatchShape, request: PlanRequest, wish:
             device_bytes=device,
             device_budget=request.device_memory,
             reasons=(*reasons, *_placement_reasons(choices, request)),
+            head_chunk_tokens=head_tokens,
         )
 
     tried: list[Plan] = []
@@ -249,16 +259,30 @@ def step_shape(skeleton: Skeleton, batch: BatchShape) -> StepShape:
     )
 
 
+def _head_tokens(skeleton: Skeleton, batch: BatchShape, request: PlanRequest) -> tuple[int | None, list[str]]:
+    """Tokens whose logits exist at once, None for all of a micro-batch; and why."""
+    asked, tokens = request.head_chunk_tokens, batch.rows * batch.tokens
+    problem = head_problem(skeleton)
+    if asked is None:
+        chosen = planned_head_tokens(skeleton, batch, request.configured_memory)
+        why = "all at once would take too much memory"
+    else:
+        chosen, why = None if problem or asked >= tokens else asked, "as configured"
+    if chosen is not None:
+        return chosen, [f"logits of {chosen} tokens of {tokens} exist at once: {why}"]
+    if asked is not None and asked < tokens and problem:
+        return None, [f"logits of all {tokens} tokens of a micro-batch exist at once: {problem}"]
+    return None, []
+
+
 def _needs(
-    skeleton: Skeleton, batch: BatchShape, name: str, shape: StepShape, choices: Choices
+    skeleton: Skeleton, computing: int, name: str, shape: StepShape, choices: Choices
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Bytes of host and of device memory by purpose."""
     pools = step_pools(name, shape, choices)
     largest_chunk = max(chunk.elements for layout in skeleton.layouts for chunk in layout.chunks)
     host = {"process": started_process_bytes(), "master_weights": 4 * largest_chunk}
     device: dict[str, int] = {}
-    computing = max(unit_activation_bytes(skeleton, batch), head_activation_bytes(skeleton, batch))
-    computing += paused_bytes(skeleton, batch)
     (device if choices.separate_device else host)["computation"] = computing
     for pool_name, pool in pools.items():
         if pool.tier != Tier.SSD and pool.bytes:

@@ -26,6 +26,8 @@ class PlanRequest:
         can_take_back: whether what a step wrote can be taken back while its norm is not known.
         resident_weights, resident_state: shares that stay in host memory; None: as much as helps and fits.
         snapshot_every: steps between snapshots.
+        head_chunk_tokens: tokens of a micro-batch whose logits exist at once; None: planned.
+        configured_memory: bytes that computation is told to use, whatever is free; None: not told.
     """
 
     hardware: Hardware | None = None
@@ -45,3 +47,5 @@ class PlanRequest:
     resident_weights: float | None = 0.0
     resident_state: float | None = 0.0
     snapshot_every: int = 1
+    head_chunk_tokens: int | None = None
+    configured_memory: int | None = None

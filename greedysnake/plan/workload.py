@@ -21,6 +21,7 @@ from greedysnake.plan.activations import (
     boundary_bytes,
     head_activation_bytes,
     paused_bytes,
+    planned_head_tokens,
     unit_activation_bytes,
 )
 from greedysnake.schedule import ChunkShape, StepShape, UnitShape
@@ -176,8 +177,9 @@ class Workload:
     def computing_bytes(self, batch: BatchShape, *, layers_per_unit: int = 1, separate_device: bool = False) -> int:
         """Memory that torch needs at once while it computes, besides the schedule's buffers."""
         layers = layers_per_unit * unit_activation_bytes(self.distinct, batch)
-        most = max(layers, head_activation_bytes(self.distinct, batch))
-        return most if separate_device else most + paused_bytes(self.distinct, batch)
+        head_tokens = planned_head_tokens(self.distinct, batch)
+        most = max(layers, head_activation_bytes(self.distinct, batch, head_tokens))
+        return most if separate_device else most + paused_bytes(self.distinct, batch, head_tokens)
 
 
 def describe_model(

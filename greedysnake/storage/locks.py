@@ -6,7 +6,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from greedysnake.errors import StorageError
+from greedysnake.errors import StorageError, StorageInUseError
 from greedysnake.storage.names import LOCK_NAME
 from greedysnake.storage.small_files import close, write_all
 from greedysnake.storage.system import System, reason, uninterrupted
@@ -56,7 +56,7 @@ class FolderLock:
         try:
             uninterrupted(self._system.flock, self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise StorageError(
+            raise StorageInUseError(
                 f"{folder} is in use by {self._owner()}. Wait for it, stop it, or choose another folder "
                 f"with engine.storage"
             ) from error
