@@ -14,6 +14,7 @@ from greedysnake.config.values import (
     LARGEST_INT,
     Betas,
     Count,
+    Epochs,
     FilePath,
     FilePaths,
     Flag,
@@ -26,6 +27,8 @@ from greedysnake.config.values import (
     Size,
     StorageFolders,
     Text,
+    TokenCount,
+    WandbMapping,
 )
 
 
@@ -122,7 +125,20 @@ class DataConfig(Section):
 class TrainingConfig(Section):
     """How long to train, and on how much at once."""
 
-    steps: Count = Field(description="Optimizer updates to make.", examples=[1000])
+    steps: Count | None = Field(
+        default=None,
+        description="Optimizer updates to make. Give exactly one of `steps`, `epochs` and `tokens`.",
+        examples=[1000],
+    )
+    epochs: Epochs | None = Field(
+        default=None,
+        description="Or how often to take every training sequence; 0.5 is half of them. The last step is filled up.",
+    )
+    tokens: TokenCount | None = Field(
+        default=None,
+        description="Or how many tokens to learn, such as `20M` or `1B`: those that count in the loss, without prompts "
+        "and padding. The steps are as many as that takes on average over the data.",
+    )
     micro_batches: Count = Field(
         default=4,
         description="Micro-batches in a step (M). Weights cross the SSD twice a step however many there are.",
@@ -133,6 +149,18 @@ class TrainingConfig(Section):
         description="Steps between evaluations. Needs evaluation data; null: no evaluation in between.",
     )
     eval_sequences: Count = Field(default=32, description="Most sequences used in one evaluation.")
+    early_stop: Count | None = Field(
+        default=None,
+        description="Evaluations in a row without a lower loss that end the run; null: none do. Needs `eval_every`.",
+    )
+    early_stop_min_delta: NonNegative = Field(
+        default=0.0, description="By how much, for `early_stop`, a loss must be lower than the lowest before it."
+    )
+    keep_best: Flag = Field(
+        default=False,
+        description="Whether the weights of the lowest evaluation loss are kept, in `<run>/best`, for `greedysnake "
+        "export --best`. Takes the disk of the weights, twice while they are replaced. Needs evaluation data.",
+    )
     snapshot_every: Count | None = Field(
         default=None,
         description="Steps between snapshots, what a crash leaves; null: 1 if nothing stays in host memory, else 20.",
@@ -241,6 +269,21 @@ class EngineConfig(Section):
     )
 
 
+class LoggingConfig(Section):
+    """Where metrics go besides `metrics.jsonl`. A run that is resumed goes on with the same curves."""
+
+    tensorboard: Flag = Field(
+        default=False,
+        description="Whether to write event files for TensorBoard to `<run>/tensorboard`. Needs the extra "
+        "`greedysnake[tensorboard]`.",
+    )
+    wandb: WandbMapping | None = Field(
+        default=None,
+        description="`project`, and if wanted `name` and `mode` (`online`, or `offline` for `wandb sync` later), of a "
+        "run at Weights & Biases; null: none. Needs the extra `greedysnake[wandb]`.",
+    )
+
+
 class RunConfig(Section):
     """All settings of a training run.
 
@@ -255,6 +298,7 @@ class RunConfig(Section):
     training: TrainingConfig
     optimizer: OptimizerConfig
     engine: EngineConfig = EngineConfig()
+    logging: LoggingConfig = LoggingConfig()
 
     @model_validator(mode="after")
     def _settings_fit_together(self) -> "RunConfig":
