@@ -27,6 +27,7 @@ from greedysnake.units import format_bytes
 BEST_FOLDER = "best"
 _NOTE = "evaluation.json"
 _NAME = re.compile(r"step-(\d+)")
+_REMAINS = re.compile(r"\.*step-\d+.*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +109,7 @@ def keep_if_best(trainer: Trainer, run: Path, evaluation: Evaluation) -> KeptMod
 def _remove_remains(folder: Path, keep: KeptModel | None) -> None:
     """Remove what is kept no longer, and what a run that was killed left half written."""
     for path in folder.iterdir() if folder.is_dir() else ():
-        if keep is None or path != keep.folder:
+        if _REMAINS.fullmatch(path.name) and (keep is None or path != keep.folder):
             shutil.rmtree(path, ignore_errors=True)
 
 
