@@ -86,6 +86,10 @@ def test_an_early_stop_counts_over_a_resume_ends_well_and_can_be_lifted(tmp_path
     assert summary["stopped_by"].startswith("early stopping: 2 evaluations")
     assert summary["best_eval_step"] == 1
     assert summary["best_eval_perplexity"] == pytest.approx(math.exp(summary["best_eval_loss"]))
+    assert command("report", tmp_path / "run")[0] == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Ended after 3 of 9 steps by early stopping: 2 evaluations in a row" in page
+    assert f'<b class="known">{summary["best_eval_perplexity"]:.3g}</b><span>after step 1</span>' in page
     status, _, errors = command("resume", tmp_path / "run")
     assert status == 1
     assert "training.early_stop=4" in errors

@@ -139,6 +139,8 @@ def test_a_run_of_epochs_and_one_of_tokens(tmp_path, command):  # noqa: F811
     assert first[-1]["epoch"] >= 0.2
     assert first[-2]["epoch"] < 0.2
     assert [line["lr"] for line in first][-1] == pytest.approx(1e-3)  # a tenth of the peak: the schedule ends here
+    assert command("report", tmp_path / "run")[0] == 0
+    assert f"Finished: {len(first)} of {len(first)} steps" in (tmp_path / "run" / "report.html").read_text()
     status, _, errors = command("resume", tmp_path / "run")
     assert status == 1
     assert f"training.epochs is 0.2, which comes to {len(first)}" in " ".join(errors.split())

@@ -119,6 +119,15 @@ def best_bytes(trainer: Trainer) -> int:
     return sum(slot.elements * slot.dtype.itemsize for slot in slots)
 
 
+def describe_best(trainer: Trainer, run: Path) -> str:
+    """The disk that the best weights take, in a line."""
+    size = best_bytes(trainer)
+    return (
+        f"Best weights: {format_bytes(size)} more in {run / BEST_FOLDER}, {format_bytes(2 * size)} while better ones "
+        f"replace them\n"
+    )
+
+
 def check_room(trainer: Trainer, run: Path) -> None:
     """Make sure that there is disk to keep the best weights, and to replace them.
 

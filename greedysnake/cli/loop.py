@@ -11,13 +11,14 @@ from typing import Any
 from rich.console import Console
 
 from greedysnake.cli.best import find_kept, keep_if_best
+from greedysnake.cli.ending import SUMMARY_NAME, early_stop
 from greedysnake.cli.length import epochs_at
 from greedysnake.cli.record import RunRecord
 from greedysnake.config import RunConfig
 from greedysnake.data import TokenBatches
 from greedysnake.engine.results import StepResult
 from greedysnake.engine.trainer import Trainer
-from greedysnake.report.evaluations import early_stop_reason, perplexity
+from greedysnake.report.evaluations import perplexity
 from greedysnake.report.live import LiveLine
 from greedysnake.report.loggers import Loggers
 from greedysnake.report.memory import step_memory
@@ -27,7 +28,6 @@ from greedysnake.report.trace import busy_shares, write_trace
 from greedysnake.schedule import Resource
 
 METRICS_NAME = "metrics.jsonl"
-SUMMARY_NAME = "summary.json"
 LOSS_PICTURE = "loss.png"
 TIMELINE_PICTURE = "timeline.png"
 LOSS_BEFORE = "evaluation_loss_before"
@@ -89,12 +89,6 @@ def _catch_up(config: RunConfig, trainer: Trainer, record: RunRecord, live: Live
         if trainer.steps_done < steps:
             record.stopped_by = early_stop(config, record)
     return record.stopped_by is not None
-
-
-def early_stop(config: RunConfig, record: RunRecord) -> str | None:
-    """Why the evaluations so far end the run, if they do."""
-    training = config.training
-    return early_stop_reason(record.evaluations, training.early_stop, training.early_stop_min_delta)
 
 
 def _evaluate(

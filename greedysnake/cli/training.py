@@ -14,15 +14,15 @@ import torch
 from rich.console import Console
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
-from greedysnake.cli.best import BEST_FOLDER, best_bytes, check_room
+from greedysnake.cli.best import check_room, describe_best
 from greedysnake.cli.data import describe_data, load_run_data
+from greedysnake.cli.ending import SUMMARY_NAME, check_unfinished
 from greedysnake.cli.folder import make_last, writing
 from greedysnake.cli.length import describe_length, planned_steps
-from greedysnake.cli.loop import LOSS_BEFORE, METRICS_NAME, SUMMARY_NAME, early_stop, finish_run, train_steps
+from greedysnake.cli.loop import LOSS_BEFORE, METRICS_NAME, finish_run, train_steps
 from greedysnake.cli.record import RunRecord
 from greedysnake.cli.resuming import DATA, TOKENIZER_FOLDER, as_saved, check_same_data, checking_bar, resumed_config
 from greedysnake.config import RunConfig, dump_config
-from greedysnake.config.checks import LENGTHS
 from greedysnake.data import (
     TokenBatches,
     check_sequence_length,
@@ -132,7 +132,7 @@ def resume_training(
         check_same_data(trainer, inputs.batches)
         lines = metrics_until(run / METRICS_NAME, trainer.steps_done)
         record = RunRecord.of_lines(lines, trainer.notes.get(LOSS_BEFORE))
-        _check_unfinished(config, trainer.steps_done, inputs.steps, record)
+        check_unfinished(config, trainer.steps_done, inputs.steps, record)
         trainer.use_learning_rate(learning_rate(config, inputs.steps))
         trainer.reserve(batch_shape(config, inputs))
         if config.training.keep_best:
@@ -167,31 +167,6 @@ def _check_packages(config: RunConfig) -> None:
 def _loggers(config: RunConfig, steps_done: int, console: Console) -> AbstractContextManager[Loggers]:
     say = partial(console.print, markup=False)
     return open_loggers(config.run, config.model_dump(mode="json"), steps_done=steps_done, say=say)
-
-
-def _check_unfinished(config: RunConfig, done: int, steps: int, record: RunRecord) -> None:
-    """Refuse to go on with a run that is over. One that was killed while it ended, ends now.
-
-    Raises:
-        ConfigError: it is over; what to change so that it goes on.
-    """
-    run, training = config.run, config.training
-    if not (run / SUMMARY_NAME).is_file():
-        return
-    if done >= steps:
-        name = next(name for name in LENGTHS if getattr(training, name) is not None)
-        found = getattr(training, name)
-        is_steps = "" if name == "steps" else f", which comes to {steps}"
-        more = 2 * done if name == "steps" else 2 * found
-        raise ConfigError(
-            f"{run} has made {done} steps, and training.{name} is {found}{is_steps}. To go on, ask for more: "
-            f"greedysnake resume {run} training.{name}={more}"
-        )
-    if reason := early_stop(config, record):
-        raise ConfigError(
-            f"{run} is over after step {done}, {reason}. To go on, allow more: greedysnake resume {run} "
-            f"training.early_stop={2 * (training.early_stop or 1)}, or null for no end but the last step"
-        )
 
 
 def _train(
@@ -361,7 +336,7 @@ def _describe_plan(trainer: Trainer, config: RunConfig) -> str:
         f"Model: {parameters / 1e6:,.1f} M parameters in {len(plan.shape.units)} units, {config.model.dtype}\n"
         f"Disk: {', '.join(map(_describe_folder, trainer.disk_use()))}; a step reads "
         f"{format_bytes(ssd['read_bytes_per_step'])} and writes {format_bytes(ssd['write_bytes_per_step'])}\n"
-        f"{_describe_best(trainer, config.run) if config.training.keep_best else ''}"
+        f"{describe_best(trainer, config.run) if config.training.keep_best else ''}"
         f"{'' if config.engine.second_slot else ONE_SLOT}"
         f"Host memory: about {format_bytes(memory['expected_bytes'])} of {format_bytes(memory['budget_bytes'])}; "
         f"{torch.get_num_threads()} compute threads"
@@ -371,14 +346,6 @@ def _describe_plan(trainer: Trainer, config: RunConfig) -> str:
 def _write_plan(run: Path, trainer: Trainer, steps: int) -> None:
     plan = trainer.plan.as_json() if trainer.plan else {}
     write_json_atomic(run / "plan.json", {"steps": steps, **plan})
-
-
-def _describe_best(trainer: Trainer, run: Path) -> str:
-    size = best_bytes(trainer)
-    return (
-        f"Best weights: {format_bytes(size)} more in {run / BEST_FOLDER}, {format_bytes(2 * size)} while better ones "
-        f"replace them\n"
-    )
 
 
 def _describe_folder(use: FolderBudget) -> str:
