@@ -177,7 +177,8 @@ def open_loggers(
         ConfigError: one of them cannot be used.
     """
     wanted = settings["logging"]
-    loggers = Loggers(backends := [], say)
+    backends: list[Backend] = []
+    loggers = Loggers(backends, say)
     try:
         if wanted["tensorboard"]:
             backends.append(TensorBoard(run / TENSORBOARD_FOLDER, steps_done))
