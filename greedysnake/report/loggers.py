@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from greedysnake.errors import ConfigError
 from greedysnake.report.metrics import write_json_atomic
@@ -87,7 +87,15 @@ class Wandb:
 
     name = "Weights & Biases"
 
-    def __init__(self, run: Path, *, project: str, name: str | None, mode: str, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        run: Path,
+        *,
+        project: str,
+        name: str | None,
+        mode: Literal["online", "offline"],
+        settings: Mapping[str, Any],
+    ) -> None:
         import wandb
 
         try:
