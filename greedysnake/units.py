@@ -1,9 +1,13 @@
-"""Sizes as people write them: ``"16GiB"``, ``"400M"``, or a plain count of bytes."""
+"""Sizes and counts as people write them: ``"16GiB"``, ``"400M"``, a plain count of bytes; ``"1.5B"`` tokens."""
 
 import re
+from decimal import Decimal, InvalidOperation
 
 _FACTOR = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+
+_COUNT_FACTOR = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
+_MOST_DIGITS = 40
 
 
 def parse_bytes(size: int | str) -> int:
@@ -18,6 +22,24 @@ def parse_bytes(size: int | str) -> int:
     if match is None:
         raise ValueError(f"{size!r} is not a size; write it like '16GiB', '400M' or a number of bytes")
     return int(float(match[1]) * _FACTOR[match[2].upper()])
+
+
+def parse_count(count: object) -> int:
+    """A count such as ``"20M"``, ``"1.5B"``, ``3e9`` or ``1000``; suffixes K, M, B or G, and T are powers of 1000.
+
+    Raises:
+        ValueError: ``count`` is not a number above 0; a part of one is not a count either.
+    """
+    text = str(count).strip().upper() if isinstance(count, str | int | float) and not isinstance(count, bool) else ""
+    suffix = text[-1:] if text[-1:] in _COUNT_FACTOR else ""
+    try:
+        number = Decimal(text.removesuffix(suffix) if len(text) <= _MOST_DIGITS else "") * _COUNT_FACTOR[suffix]
+        whole = int(number) if number.is_finite() and number.adjusted() < _MOST_DIGITS else 0
+    except InvalidOperation:
+        number, whole = Decimal(0), 0
+    if whole <= 0 or whole != number:
+        raise ValueError(f"{count!r} is not a count; write it like '20M', '1.5B', 3e9 or 1000")
+    return whole
 
 
 def format_bytes(count: float) -> str:

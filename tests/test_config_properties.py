@@ -62,7 +62,8 @@ def run_configs(draw) -> RunConfig:
                 "sequence_length": draw(st.integers(2, 2**20)),
             },
             "training": {
-                "steps": steps,
+                draw(st.sampled_from(["steps", "epochs", "tokens"])): steps,
+                "keep_best": has_evaluation and draw(st.booleans()),
                 "micro_batches": draw(counts),
                 "eval_every": draw(st.none() | counts) if has_evaluation else None,
             },

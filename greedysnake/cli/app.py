@@ -80,6 +80,7 @@ def resume(
 def _print_summary(summary: dict[str, Any], run: Path, *, as_json: bool) -> None:
     """How a run ended, in a few lines; a run that was broken off ends the program with 130."""
     from greedysnake.cli.training import BROKEN_OFF
+    from greedysnake.report.evaluations import EARLY_STOPPING
 
     if as_json:
         typer.echo(json.dumps(summary))
@@ -88,14 +89,22 @@ def _print_summary(summary: dict[str, Any], run: Path, *, as_json: bool) -> None
     if summary["last_loss"] is None:
         console.print(f"No step changed the weights; see {run}.")
         return
-    ending = "Done" if summary["stopped_by"] is None else "Stopped early"
-    again = "" if summary["stopped_by"] is None else f"greedysnake resume {run}, "
+    stopped_by = summary["stopped_by"]
+    ending = "Done" if stopped_by is None else "Stopped early"
+    again = "" if stopped_by is None or stopped_by.startswith(EARLY_STOPPING) else f"greedysnake resume {run}, "
     console.print(
         f"{ending}: {summary['steps']} steps, loss {summary['first_loss']:.4f} -> {summary['last_loss']:.4f}, "
-        f"{summary['tokens_per_second']:,.0f} tokens/s. Everything is in {run}.\n"
-        f"Next: {again}greedysnake report {run}, greedysnake export {run} OUT"
+        f"{summary['tokens_per_second']:,.0f} tokens/s. Everything is in {run}."
     )
-    if summary["stopped_by"] == BROKEN_OFF:
+    if summary["best_eval_loss"] is not None:
+        console.print(
+            f"On held-out text: loss {summary['first_eval_loss']:.4f} -> {summary['last_eval_loss']:.4f} (perplexity "
+            f"{summary['last_eval_perplexity']:.4g}), the lowest {summary['best_eval_loss']:.4f} after step "
+            f"{summary['best_eval_step']}"
+        )
+    best = "" if summary["best_model"] is None else f" (with --best: as of step {summary['best_model']['step']})"
+    console.print(f"Next: {again}greedysnake report {run}, greedysnake export {run} OUT{best}")
+    if stopped_by == BROKEN_OFF:
         raise typer.Exit(130)
 
 
@@ -129,12 +138,16 @@ def export(
     merge: Annotated[
         bool, typer.Option("--merge", help="Of a run with LoRA: the whole model, with the adapters merged into it.")
     ] = False,
+    best: Annotated[
+        bool, typer.Option("--best", help="The weights of the lowest evaluation loss, as training.keep_best kept them.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
     """Write a run's trained model to a folder that transformers loads; of LoRA, the adapters for peft."""
+    from greedysnake.cli.best import export_best
     from greedysnake.cli.exporting import export_run
 
-    report = export_run(run, out, merge=merge)
+    report = export_best(run, out) if best else export_run(run, out, merge=merge)
     if as_json:
         typer.echo(json.dumps(report))
         return

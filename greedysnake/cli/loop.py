@@ -10,6 +10,9 @@ from typing import Any
 
 from rich.console import Console
 
+from greedysnake.cli.best import find_kept, keep_if_best
+from greedysnake.cli.ending import SUMMARY_NAME, early_stop
+from greedysnake.cli.length import epochs_at
 from greedysnake.cli.predicted import predicted_and_measured
 from greedysnake.cli.record import RunRecord
 from greedysnake.cli.samples import Sampler
@@ -17,7 +20,9 @@ from greedysnake.config import RunConfig
 from greedysnake.data import TokenBatches
 from greedysnake.engine.results import StepResult
 from greedysnake.engine.trainer import Trainer
+from greedysnake.report.evaluations import perplexity
 from greedysnake.report.live import LiveLine
+from greedysnake.report.loggers import Loggers
 from greedysnake.report.memory import step_memory
 from greedysnake.report.metrics import MetricsFile, write_json_atomic
 from greedysnake.report.pictures import draw_loss_curve, draw_timeline
@@ -38,34 +43,57 @@ def train_steps(
     record: RunRecord,
     console: Console,
     *,
+    steps: int,
+    loggers: Loggers,
     sampler: Sampler | None = None,
 ) -> None:
     """The training loop, from where the trainer is: a step, its metrics, now and then an evaluation or samples."""
-    steps = config.training.steps
+    training = config.training
     with (
         LiveLine(console) as live,
         MetricsFile(config.run / METRICS_NAME) as metrics,
         stopping_politely(live.message) as stop,
     ):
+        if trainer.steps_done and _catch_up(config, trainer, record, live, steps=steps):
+            return
         for step in range(trainer.steps_done, steps):
             if step == 0:
-                trainer.notes[LOSS_BEFORE] = _evaluate(config, trainer, batches, record, live)
+                trainer.notes[LOSS_BEFORE] = before = _evaluate(config, trainer, batches, record, live)
+                if before is not None:
+                    loggers.write({"step": 0, **_evaluation_metrics(before)})
             result = trainer.step(batches.step(step))
             record.add(result)
             shares = busy_shares(result.events, result.seconds)
             if result.skipped:
                 live.message(f"step {result.step} skipped, nothing changed: {result.skipped}")
             evaluated = None
-            if result.step == steps or (config.training.eval_every and result.step % config.training.eval_every == 0):
+            if result.step == steps or (training.eval_every and result.step % training.eval_every == 0):
                 evaluated = _evaluate(config, trainer, batches, record, live)
-            metrics.write(_metrics_line(result, record, shares, evaluated))
+            line = _metrics_line(result, record, shares, evaluated, epochs_at(result.step, batches))
+            metrics.write(line)
+            loggers.write(line)
             _show(live, result, record, shares, steps)
+            if evaluated is not None:
+                _keep_if_best(config, trainer, record, live)
             if sampler is not None and sampler.due(result.step, steps):
                 sampler.write(trainer, live.message)
             if stop.reason:
                 record.stopped_by = stop.reason
                 live.message(f"Stopped by {stop.reason} after step {result.step}.")
                 break
+            if evaluated is not None and result.step < steps and (reason := early_stop(config, record)):
+                record.stopped_by = reason
+                live.message(f"Stopped after step {result.step}, {reason}.")
+                break
+
+
+def _catch_up(config: RunConfig, trainer: Trainer, record: RunRecord, live: LiveLine, *, steps: int) -> bool:
+    """After a kill between an evaluation and what follows from it: do that now; gives whether the run ends here."""
+    if record.evaluations and record.evaluations[-1][0] == trainer.steps_done:
+        _keep_if_best(config, trainer, record, live)
+        if trainer.steps_done < steps:
+            record.stopped_by = early_stop(config, record)
+    return record.stopped_by is not None
 
 
 def _evaluate(
@@ -78,12 +106,22 @@ def _evaluate(
         return None
     loss = trainer.evaluate(islice(batches.evaluation(size), count))
     record.evaluations.append((trainer.steps_done, loss))
-    live.message(f"step {trainer.steps_done}: loss on held-out text {loss:.4f}")
+    live.message(f"step {trainer.steps_done}: loss on held-out text {loss:.4f}, perplexity {perplexity(loss):.4g}")
     return loss
 
 
+def _keep_if_best(config: RunConfig, trainer: Trainer, record: RunRecord, live: LiveLine) -> None:
+    """Keep the weights that were just evaluated, if that is wanted and they are the best."""
+    if config.training.keep_best and (kept := keep_if_best(trainer, config.run, record.evaluations[-1])):
+        live.message(f"step {kept.step}: the lowest loss on held-out text so far; these weights are kept")
+
+
+def _evaluation_metrics(loss: float) -> dict[str, float]:
+    return {"eval_loss": loss, "eval_perplexity": perplexity(loss)}
+
+
 def _metrics_line(
-    result: StepResult, record: RunRecord, shares: dict[str, float], evaluated: float | None
+    result: StepResult, record: RunRecord, shares: dict[str, float], evaluated: float | None, epoch: float
 ) -> dict[str, Any]:
     line = {
         "step": result.step,
@@ -92,8 +130,11 @@ def _metrics_line(
         "clipped": result.clipped,
         "loss_scale": result.loss_scale,
         "lr": result.lr,
+        "epoch": epoch,
         "tokens": result.tokens,
+        "target_tokens": result.target_tokens,
         "tokens_seen": record.tokens_seen,
+        "target_tokens_seen": record.target_tokens_seen,
         "seconds": result.seconds,
         "tokens_per_second": result.tokens / result.seconds,
         "ssd_read_bytes": result.ssd_read_bytes,
@@ -103,7 +144,7 @@ def _metrics_line(
         "busy": shares,
         "skipped": result.skipped,
     }
-    return line if evaluated is None else {**line, "eval_loss": evaluated}
+    return line if evaluated is None else {**line, **_evaluation_metrics(evaluated)}
 
 
 def _show(live: LiveLine, result: StepResult, record: RunRecord, shares: dict[str, float], steps: int) -> None:
@@ -127,14 +168,18 @@ def _rate(result: StepResult, resource: Resource, busy_share: float) -> float | 
     return moved / (busy_share * result.seconds) if moved and busy_share else None
 
 
-def finish_run(config: RunConfig, trainer: Trainer, record: RunRecord, seconds: float) -> dict[str, Any]:
+def finish_run(config: RunConfig, trainer: Trainer, record: RunRecord, seconds: float, *, steps: int) -> dict[str, Any]:
     """Summary, pictures and trace."""
-    summary = record.summary(seconds) | predicted_and_measured(trainer.plan, record)
-    summary["parameters"], summary["trained_parameters"] = (
-        trainer.skeleton.parameter_count,
-        trainer.skeleton.trained_count,
-    )
-    write_json_atomic(config.run / "summary.json", summary)
+    kept = find_kept(config.run)
+    summary = {
+        **record.summary(seconds),
+        **predicted_and_measured(trainer.plan, record),
+        "parameters": trainer.skeleton.parameter_count,
+        "trained_parameters": trainer.skeleton.trained_count,
+        "planned_steps": steps,
+        "best_model": None if kept is None else kept.as_json(),
+    }
+    write_json_atomic(config.run / SUMMARY_NAME, summary)
     losses = [(result.step, result.loss) for result in record.results if result.skipped is None]
     if losses:
         draw_loss_curve(config.run / LOSS_PICTURE, losses, record.evaluations)

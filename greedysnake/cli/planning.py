@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from transformers import AutoConfig
 
+from greedysnake import units
 from greedysnake.config import load_config
 from greedysnake.engine.opening import config_of
 from greedysnake.errors import ConfigError
@@ -25,7 +26,6 @@ from greedysnake.schedule import Choices, Tier
 from greedysnake.units import format_bytes
 
 DEFAULT_MACHINE = "a100-40gb"
-_COUNT_SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 
 
 def parse_count(text: str) -> float:
@@ -34,16 +34,13 @@ def parse_count(text: str) -> float:
     Raises:
         ConfigError: it is not a number above 0.
     """
-    number, factor = text.strip().upper(), 1.0
-    if number and number[-1] in _COUNT_SUFFIXES:
-        number, factor = number[:-1], _COUNT_SUFFIXES[number[-1]]
     try:
-        count = float(number) * factor
+        count = units.parse_count(text)
     except ValueError:
-        count = 0.0
+        count = 0
     if not 0 < count < 1e18:
         raise ConfigError(f"tokens: found {text!r}; needs a number above 0, such as 20B, 500M or 3e9")
-    return count
+    return float(count)
 
 
 def make_query(model: str, machine: str | None, fixed: dict[str, Any], overrides: Sequence[str]) -> PlanQuery:

@@ -33,13 +33,13 @@ def describe_prediction(plan: Plan) -> str:
     )
 
 
-def write_plan(run: Path, trainer: Trainer) -> None:
-    """``plan.json``, and the machine's rates for the report where they are known.
+def write_plan(run: Path, trainer: Trainer, steps: int) -> None:
+    """``plan.json`` of a run of so many steps, and the machine's rates for the report where they are known.
 
     Raises:
         OSError: the folder cannot be written.
     """
-    write_json_atomic(run / "plan.json", trainer.plan.as_json() if trainer.plan else {})
+    write_json_atomic(run / "plan.json", {"steps": steps, **(trainer.plan.as_json() if trainer.plan else {})})
     machine = trainer.settings.hardware
     if machine is not None:
         disk = machine.disk_rates

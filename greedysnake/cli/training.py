@@ -4,8 +4,9 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,8 +14,11 @@ import torch
 from rich.console import Console
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
+from greedysnake.cli.best import check_room, describe_best
 from greedysnake.cli.data import describe_data, load_run_data
+from greedysnake.cli.ending import SUMMARY_NAME, check_unfinished
 from greedysnake.cli.folder import make_last, writing
+from greedysnake.cli.length import describe_length, planned_steps
 from greedysnake.cli.loop import LOSS_BEFORE, METRICS_NAME, finish_run, train_steps
 from greedysnake.cli.predicted import describe_prediction, write_plan
 from greedysnake.cli.record import RunRecord
@@ -36,7 +40,8 @@ from greedysnake.models.lora import Lora
 from greedysnake.models.skeleton import Skeleton
 from greedysnake.optim import AdamW, LearningRate
 from greedysnake.plan.activations import BatchShape
-from greedysnake.report.metrics import cut_metrics, write_text_atomic
+from greedysnake.report.loggers import Loggers, missing_packages, open_loggers
+from greedysnake.report.metrics import cut_metrics, metrics_until, write_text_atomic
 from greedysnake.storage import FolderBudget
 from greedysnake.units import format_bytes
 
@@ -58,6 +63,8 @@ class Inputs:
     tokenizer: PreTrainedTokenizerBase
     batches: TokenBatches
     mask_bytes: int
+    steps: int
+    """Of the whole run."""
 
 
 def run_training(config: RunConfig, console: Console) -> tuple[dict[str, Any], list[tuple[int, float]]]:
@@ -74,9 +81,11 @@ def run_training(config: RunConfig, console: Console) -> tuple[dict[str, Any], l
             f"run: the folder {run} exists already. To go on with its run: greedysnake resume {run}. Or give this run "
             f"another folder (run=NAME on the command line), or delete that one if it is not needed any more"
         )
+    _check_packages(config)
     start = time.perf_counter()
     created = _make_folder(run)
     trainer = None
+    after = ExitStack()
     try:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: leave nothing behind
         with writing(run):
@@ -86,19 +95,25 @@ def run_training(config: RunConfig, console: Console) -> tuple[dict[str, Any], l
             inputs.tokenizer.save_pretrained(run / TOKENIZER_FOLDER)
         make_last(run / TOKENIZER_FOLDER, created)
         console.print(describe_data(inputs.batches))
+        console.print(describe_length(inputs.steps, inputs.batches))
         sampler = Sampler.of(config, inputs.tokenizer)
+        loggers = after.enter_context(_loggers(config, 0, console))
         trainer = make_trainer(config, inputs)
         with writing(run):
-            write_plan(run, trainer)
+            write_plan(run, trainer, inputs.steps)
         console.print(_describe_plan(trainer, config))
+        if config.training.keep_best:
+            check_room(trainer, run)
     except BaseException:
+        after.close()
         if trainer is not None:
             with suppress(GreedySnakeError):  # one error is told
                 trainer.close()
         _remove(created)
         raise
 
-    return _train(config, trainer, inputs.batches, RunRecord(), console, start=start, sampler=sampler)
+    with after:
+        return _train(config, trainer, inputs, RunRecord(), console, loggers=loggers, sampler=sampler, start=start)
 
 
 def resume_training(
@@ -111,6 +126,8 @@ def resume_training(
     """
     start = time.perf_counter()
     config = resumed_config(run, overrides)
+    _check_packages(config)
+    after = ExitStack()
     folders = config.storage_folders
     console.print(f"Checking the last snapshot of {run}, in {', '.join(map(str, folders))}")
     with checking_bar(console) as progress:
@@ -118,45 +135,73 @@ def resume_training(
     try:
         inputs = prepare_inputs(as_saved(config, trainer.storage / MODEL_FOLDER))
         check_same_data(trainer, inputs.batches)
-        if trainer.steps_done >= config.training.steps:
-            raise ConfigError(
-                f"{run} has made {trainer.steps_done} steps, and training.steps is {config.training.steps}. To go on, "
-                f"ask for more: greedysnake resume {run} training.steps={2 * trainer.steps_done}"
-            )
+        lines = metrics_until(run / METRICS_NAME, trainer.steps_done)
+        record = RunRecord.of_lines(lines, trainer.notes.get(LOSS_BEFORE))
+        check_unfinished(config, trainer.steps_done, inputs.steps, record)
         sampler = Sampler.of(config, inputs.tokenizer)
+        trainer.use_learning_rate(learning_rate(config, inputs.steps))
         trainer.reserve(batch_shape(config, inputs))
+        if config.training.keep_best:
+            check_room(trainer, run)
+        loggers = after.enter_context(_loggers(config, trainer.steps_done, console))
         with writing(run):
+            (run / SUMMARY_NAME).unlink(missing_ok=True)  # the run is going again
             write_text_atomic(run / "config.yaml", dump_config(config))
-            write_plan(run, trainer)
-            lines = cut_metrics(run / METRICS_NAME, trainer.steps_done)
+            write_plan(run, trainer, inputs.steps)
+            cut_metrics(run / METRICS_NAME, trainer.steps_done)
             cut_metrics(run / SAMPLES_NAME, trainer.steps_done)
     except BaseException:
+        after.close()
         with suppress(GreedySnakeError):  # one error is told
             trainer.close()
         raise
-    record = RunRecord.of_lines(lines, trainer.notes.get(LOSS_BEFORE))
     console.print(describe_data(inputs.batches))
+    console.print(describe_length(inputs.steps, inputs.batches))
     console.print(_describe_plan(trainer, config))
-    console.print(f"Going on after step {trainer.steps_done} of {config.training.steps}")
+    console.print(f"Going on after step {trainer.steps_done} of {inputs.steps}")
     earlier = sum(result.seconds for result in record.results)
-    return _train(config, trainer, inputs.batches, record, console, start=start - earlier, sampler=sampler)
+    with after:
+        start -= earlier
+        return _train(config, trainer, inputs, record, console, loggers=loggers, sampler=sampler, start=start)
+
+
+def _check_packages(config: RunConfig) -> None:
+    """Make sure that what the metrics are to be sent with is installed."""
+    wanted = config.logging
+    if missing := missing_packages(tensorboard=wanted.tensorboard, wandb=wanted.wandb is not None):
+        raise ConfigError("\n".join(missing))
+
+
+def _loggers(config: RunConfig, steps_done: int, console: Console) -> AbstractContextManager[Loggers]:
+    say = partial(console.print, markup=False)
+    return open_loggers(config.run, config.model_dump(mode="json"), steps_done=steps_done, say=say)
 
 
 def _train(
     config: RunConfig,
     trainer: Trainer,
-    batches: TokenBatches,
+    inputs: Inputs,
     record: RunRecord,
     console: Console,
     *,
-    start: float,
+    loggers: Loggers,
     sampler: Sampler | None,
+    start: float,
 ) -> tuple[dict[str, Any], list[tuple[int, float]]]:
     """Train to the end, and leave summary, pictures and trace however it ends."""
     run, failed = config.run, True
     try:
         with writing(run):
-            train_steps(config, trainer, batches, record, console, sampler=sampler)
+            train_steps(
+                config,
+                trainer,
+                inputs.batches,
+                record,
+                console,
+                steps=inputs.steps,
+                loggers=loggers,
+                sampler=sampler,
+            )
         trainer.close()
         failed = False
     except GreedySnakeError as error:
@@ -179,7 +224,7 @@ def _train(
     finally:
         trainer.close()
         with suppress(StorageError) if failed else nullcontext(), writing(run):
-            summary = finish_run(config, trainer, record, time.perf_counter() - start)
+            summary = finish_run(config, trainer, record, time.perf_counter() - start, steps=inputs.steps)
     return summary, record.evaluations
 
 
@@ -219,9 +264,10 @@ def prepare_inputs(config: RunConfig, cache_dir: Path | None = None) -> Inputs:
     data = None
     if not problems and tokenizer is not None and model_config is not None:
         data = attempt(lambda: load_run_data(config, tokenizer, model_config, cache_dir))
-    if problems or data is None or tokenizer is None:
+    steps = None if data is None else attempt(lambda: planned_steps(config, data.batches))
+    if problems or data is None or tokenizer is None or steps is None:
         raise DataError("\n".join(problems)) if len(problems) == 1 else ConfigError("\n".join(problems))
-    return Inputs(model=model, tokenizer=tokenizer, batches=data.batches, mask_bytes=data.mask_bytes)
+    return Inputs(model=model, tokenizer=tokenizer, batches=data.batches, mask_bytes=data.mask_bytes, steps=steps)
 
 
 def _config_from(config: RunConfig) -> PretrainedConfig:
@@ -243,6 +289,7 @@ def make_trainer(config: RunConfig, inputs: Inputs) -> Trainer:
         lora=_lora(config),
         batch=batch_shape(config, inputs),
         notes={DATA: inputs.batches.fingerprint},
+        learning_rate=learning_rate(config, inputs.steps),
         **changeable_settings(config),
     )
 
@@ -261,8 +308,20 @@ def batch_shape(config: RunConfig, inputs: Inputs) -> BatchShape:
     )
 
 
+def learning_rate(config: RunConfig, steps: int) -> LearningRate:
+    """The learning rate by step, in a run of so many."""
+    optimizer = config.optimizer
+    return LearningRate(
+        peak=optimizer.lr,
+        shape=optimizer.lr_schedule,
+        steps=steps,
+        warmup_steps=optimizer.warmup_steps,
+        min_ratio=optimizer.min_lr_ratio,
+    )
+
+
 def changeable_settings(config: RunConfig) -> dict[str, Any]:
-    """The trainer's settings that may be others when a run is resumed."""
+    """The trainer's settings that may be others when a run is resumed; so may its learning rate."""
     optimizer, engine, training = config.optimizer, config.engine, config.training
     return {
         "optimizer": AdamW(
@@ -272,13 +331,6 @@ def changeable_settings(config: RunConfig) -> dict[str, Any]:
             weight_decay=optimizer.weight_decay,
             decay_norms_and_biases=optimizer.decay_norms_and_biases,
             max_grad_norm=optimizer.max_grad_norm,
-        ),
-        "learning_rate": LearningRate(
-            peak=optimizer.lr,
-            shape=optimizer.lr_schedule,
-            steps=training.steps,
-            warmup_steps=optimizer.warmup_steps,
-            min_ratio=optimizer.min_lr_ratio,
         ),
         "device": engine.device,
         "host_memory": engine.host_memory,
@@ -312,6 +364,7 @@ def _describe_plan(trainer: Trainer, config: RunConfig) -> str:
         f"{config.model.dtype}\n"
         f"Disk: {', '.join(map(_describe_folder, trainer.disk_use()))}; a step reads "
         f"{format_bytes(ssd['read_bytes_per_step'])} and writes {format_bytes(ssd['write_bytes_per_step'])}\n"
+        f"{describe_best(trainer, config.run) if config.training.keep_best else ''}"
         f"{'' if config.engine.second_slot else ONE_SLOT}"
         f"Host memory: about {format_bytes(memory['expected_bytes'])} of {format_bytes(memory['budget_bytes'])}; "
         f"{torch.get_num_threads()} compute threads\n"

@@ -5,6 +5,9 @@ from typing import Any
 
 from greedysnake.config.problem import Problem, shown
 
+LENGTHS = ("steps", "epochs", "tokens")
+"""Keys of `training` that say how long to train, of which exactly one is given."""
+
 
 def cross_problems(values: Mapping[str, Any]) -> list[Problem]:
     """What is wrong between settings that are each right.
@@ -39,6 +42,10 @@ def cross_problems(values: Mapping[str, Any]) -> list[Problem]:
             text = f"found {every}, but there is no evaluation data; set data.evaluation or data.eval_share"
             problems.append(Problem("training.eval_every", text))
 
+        if values.get("training.keep_best") and evaluation is None and share == 0:
+            text = "found true, but there is no evaluation data; set data.evaluation or data.eval_share"
+            problems.append(Problem("training.keep_best", text))
+
     if values.get("training.freeze") is not None and "lora.r" in values:
         text = "given with lora, which freezes everything but its adapters; keep one of them"
         problems.append(Problem("training.freeze", text))
@@ -48,9 +55,25 @@ def cross_problems(values: Mapping[str, Any]) -> list[Problem]:
             text = f"found {every}, but there are no prompts; set training.sample_prompts"
             problems.append(Problem("training.sample_every", text))
 
+    if present("training.early_stop", "training.eval_every"):
+        early_stop = values["training.early_stop"]
+        if early_stop is not None and values["training.eval_every"] is None:
+            text = f"found {early_stop}, but nothing is evaluated on the way; set training.eval_every"
+            problems.append(Problem("training.early_stop", text))
+
+    if present(*(f"training.{name}" for name in LENGTHS)):
+        given = [name for name in LENGTHS if values[f"training.{name}"] is not None]
+        if not given:
+            text = "missing; write steps: 1000 (or epochs: 3, or tokens: 20M) under training:"
+            problems.append(Problem("training.steps", text))
+        elif len(given) > 1:
+            null = " and ".join(f"training.{name}=null" for name in given[:-1])
+            text = f"{' and '.join(given)} are given; keep one of them (on the command line, {null} takes one back)"
+            problems.append(Problem("training", text))
+
     if present("optimizer.warmup_steps", "training.steps"):
         warmup, steps = values["optimizer.warmup_steps"], values["training.steps"]
-        if warmup >= steps:
+        if steps is not None and warmup >= steps:
             text = f"found {shown(warmup)}; needs fewer than training.steps ({steps})"
             problems.append(Problem("optimizer.warmup_steps", text))
     return problems

@@ -14,6 +14,7 @@ from greedysnake.config.values import (
     LARGEST_INT,
     Betas,
     Count,
+    Epochs,
     FilePath,
     FilePaths,
     Flag,
@@ -29,7 +30,9 @@ from greedysnake.config.values import (
     Targets,
     Text,
     Texts,
+    TokenCount,
     UnderOne,
+    WandbMapping,
 )
 
 
@@ -126,7 +129,20 @@ class DataConfig(Section):
 class TrainingConfig(Section):
     """How long to train, and on how much at once."""
 
-    steps: Count = Field(description="Optimizer updates to make.", examples=[1000])
+    steps: Count | None = Field(
+        default=None,
+        description="Optimizer updates to make. Give exactly one of `steps`, `epochs` and `tokens`.",
+        examples=[1000],
+    )
+    epochs: Epochs | None = Field(
+        default=None,
+        description="Or how often to take every training sequence; 0.5 is half of them. The last step is filled up.",
+    )
+    tokens: TokenCount | None = Field(
+        default=None,
+        description="Or how many tokens to learn, such as `20M` or `1B`: those that count in the loss, without prompts "
+        "and padding. The steps are as many as that takes on average over the data.",
+    )
     micro_batches: Count = Field(
         default=4,
         description="Micro-batches in a step (M). Weights cross the SSD twice a step however many there are.",
@@ -153,6 +169,18 @@ class TrainingConfig(Section):
         examples=[["Once upon a time"]],
     )
     sample_tokens: Count = Field(default=64, description="Most tokens that a sample adds to its prompt.")
+    early_stop: Count | None = Field(
+        default=None,
+        description="Evaluations in a row without a lower loss that end the run; null: none do. Needs `eval_every`.",
+    )
+    early_stop_min_delta: NonNegative = Field(
+        default=0.0, description="By how much, for `early_stop`, a loss must be lower than the lowest before it."
+    )
+    keep_best: Flag = Field(
+        default=False,
+        description="Whether the weights of the lowest evaluation loss are kept, in `<run>/best`, for `greedysnake "
+        "export --best`. Takes the disk of the weights, twice while they are replaced. Needs evaluation data.",
+    )
     snapshot_every: Count | None = Field(
         default=None,
         description="Steps between snapshots, what a crash leaves; null: 1 if nothing stays in host memory, else 20.",
@@ -303,6 +331,21 @@ class EngineConfig(Section):
     )
 
 
+class LoggingConfig(Section):
+    """Where metrics go besides `metrics.jsonl`. A run that is resumed goes on with the same curves."""
+
+    tensorboard: Flag = Field(
+        default=False,
+        description="Whether to write event files for TensorBoard to `<run>/tensorboard`. Needs the extra "
+        "`greedysnake[tensorboard]`.",
+    )
+    wandb: WandbMapping | None = Field(
+        default=None,
+        description="`project`, and if wanted `name` and `mode` (`online`, or `offline` for `wandb sync` later), of a "
+        "run at Weights & Biases; null: none. Needs the extra `greedysnake[wandb]`.",
+    )
+
+
 class RunConfig(Section):
     """All settings of a training run.
 
@@ -318,6 +361,7 @@ class RunConfig(Section):
     optimizer: OptimizerConfig
     engine: EngineConfig = EngineConfig()
     lora: LoraSection | None = None
+    logging: LoggingConfig = LoggingConfig()
 
     @model_validator(mode="after")
     def _settings_fit_together(self) -> "RunConfig":

@@ -10,9 +10,9 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 
-from greedysnake.units import parse_bytes
+from greedysnake.units import parse_bytes, parse_count
 
 NEEDS_PATH = "needs a path (in quotes if it looks like a number or a date)"
 NEEDS_PATHS = "needs a path, or a list of one or more paths"
@@ -21,6 +21,8 @@ NEEDS_PATTERNS = "needs a list of one or more patterns, such as [model.embed_tok
 NEEDS_TARGETS = "needs a list of one or more names of modules, such as [q_proj, v_proj], or all-linear"
 NEEDS_SIZE = "needs a size above 0, such as 16GiB or a number of bytes"
 NEEDS_TEXTS = "needs a list of texts, none of them empty"
+NEEDS_COUNT = "needs a number of tokens above 0, such as 20M, 1B or 3e9"
+NEEDS_WANDB = "needs a mapping with project (text), and if wanted name (text) and mode (online or offline)"
 NEEDS_BETAS = "needs two numbers, each at least 0 and below 1"
 NEEDS_PLAIN = "needs a mapping of plain data (text, numbers, true, false, null, lists, mappings)"
 
@@ -90,6 +92,43 @@ def to_size(value: object) -> int:
     return size
 
 
+def to_count(value: object) -> int:
+    """A number of tokens such as ``"20M"`` or ``3e9``.
+
+    Raises:
+        ValueError: ``value`` is not a number above 0.
+    """
+    try:
+        count = parse_count(value)
+    except ValueError as error:
+        raise ValueError(NEEDS_COUNT) from error
+    if count > LARGEST_INT:
+        raise ValueError(NEEDS_COUNT)
+    return count
+
+
+class WandbConfig(BaseModel):
+    """Which run at Weights & Biases the metrics go to."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    project: Annotated[str, Field(strict=True, min_length=1)]
+    name: Annotated[str, Field(strict=True, min_length=1)] | None = None
+    mode: Literal["online", "offline"] = "online"
+
+
+def to_wandb(value: object) -> WandbConfig:
+    """``value`` as settings for Weights & Biases.
+
+    Raises:
+        ValueError: ``value`` is not a mapping with these keys.
+    """
+    try:
+        return WandbConfig.model_validate(value)
+    except ValidationError as error:
+        raise ValueError(NEEDS_WANDB) from error
+
+
 def number_from_text(value: object) -> object:
     """A float for text such as ``"2e-5"``, which YAML 1.1 does not read as a number; else ``value``."""
     if isinstance(value, str) and _DECIMAL.fullmatch(value.strip()):
@@ -140,6 +179,8 @@ FilePath = Annotated[Path, BeforeValidator(to_path), _needs(NEEDS_PATH)]
 FilePaths = Annotated[Path | list[Path], BeforeValidator(to_paths), _needs(NEEDS_PATHS)]
 StorageFolders = Annotated[list[Path], BeforeValidator(to_storage), _needs(NEEDS_FOLDERS)]
 PlainMapping = Annotated[dict[str, object], BeforeValidator(to_plain_mapping), _needs(NEEDS_PLAIN)]
+TokenCount = Annotated[int, BeforeValidator(to_count), _needs(NEEDS_COUNT)]
+WandbMapping = Annotated[WandbConfig, BeforeValidator(to_wandb), _needs(NEEDS_WANDB)]
 Size = Annotated[int, BeforeValidator(to_size), _needs(NEEDS_SIZE)]
 
 Text = Annotated[str, Field(strict=True, min_length=1)]
@@ -153,6 +194,7 @@ Names = Annotated[list[Text], Field(min_length=1)]
 Patterns = Annotated[Names, _needs(NEEDS_PATTERNS)]
 Targets = Annotated[Literal["all-linear"] | Names, _needs(NEEDS_TARGETS)]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False), _FromText]
+Epochs = Annotated[float, Field(strict=True, gt=0, le=1e6), _FromText]
 NonNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False), _FromText]
 Share = Annotated[float, Field(strict=True, ge=0, le=1), _FromText]
 HalfShare = Annotated[float, Field(strict=True, ge=0, le=0.5), _FromText]

@@ -16,6 +16,7 @@ class StepResult:
         grad_norm: two-norm of the whole gradient before clipping.
         lr: learning rate.
         tokens: tokens in the batch, padding included.
+        target_tokens: of them, those that count in the loss.
         seconds: wall time.
         skipped: why it changed no state (a loss or gradient that is not finite), or None.
         clipped: whether the gradient was scaled down.
@@ -31,6 +32,7 @@ class StepResult:
     grad_norm: float
     lr: float
     tokens: int
+    target_tokens: int
     seconds: float
     skipped: str | None
     clipped: bool

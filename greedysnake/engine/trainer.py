@@ -36,7 +36,7 @@ from greedysnake.models.export import export_adapter, export_model
 from greedysnake.models.layout import ParameterSlot
 from greedysnake.models.skeleton import Skeleton, build_skeleton
 from greedysnake.models.streaming import MicroBatch, StreamedModel
-from greedysnake.optim import AdamW, UpdateScalars, first_scale
+from greedysnake.optim import AdamW, LearningRate, UpdateScalars, first_scale
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.host import process_peak_bytes
 from greedysnake.plan.placement import Plan, make_plan
@@ -204,6 +204,10 @@ class Trainer:
         self._check_usable()
         self._prepare(batch)
 
+    def use_learning_rate(self, rate: LearningRate) -> None:
+        """Follow another schedule from the next step on; snapshots keep it."""
+        self.settings = replace(self.settings, learning_rate=rate)
+
     # Training
 
     def step(self, micro_batches: Sequence[MicroBatch]) -> StepResult:
@@ -224,6 +228,7 @@ class Trainer:
         read, written = self._store.read_bytes, self._store.written_bytes
         due = self.steps_done > self.last_snapshot and self.steps_done % self.settings.steps_between_snapshots == 0
         scale, rate = self._loss_scale, self.settings.rate.at(self.steps_done)
+        targets = target_tokens(micro_batches)
         work = StepWork(
             prompt=UpdateScalars(lr=rate, number=self._progress.updates + 1, clip=1.0, loss_scale=scale.scale),
             delayed=self._delayed,
@@ -233,7 +238,7 @@ class Trainer:
         self._model.begin(
             micro_batches,
             step=self.steps_done,
-            target_tokens=target_tokens(micro_batches),
+            target_tokens=targets,
             boundaries_leave=prepared.plan.choices.boundaries_leave,
             loss_scale=scale.scale,
             head_chunk_tokens=prepared.plan.head_chunk_tokens,
@@ -256,6 +261,7 @@ class Trainer:
             grad_norm=work.gradient.norm if work.gradient else float("nan"),
             lr=work.prompt.lr,
             tokens=sum(batch["input_ids"].numel() for batch in micro_batches),
+            target_tokens=targets,
             seconds=time.perf_counter() - start,
             skipped=skipped,
             clipped=work.prompt.clip < 1,

@@ -73,6 +73,17 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return records
 
 
+def metrics_until(path: str | os.PathLike[str], last_step: int) -> list[dict[str, Any]]:
+    """The lines of a metrics file up to those of ``last_step``; none if there is no file.
+
+    Raises:
+        GreedySnakeError: as for `read_metrics`.
+    """
+    if not Path(path).exists():
+        return []
+    return [record for record in read_metrics(path) if record.get("step", 0) <= last_step]
+
+
 def cut_metrics(path: str | os.PathLike[str], last_step: int) -> list[dict[str, Any]]:
     """Take the lines of steps after ``last_step`` out of a metrics file, and give those that stay.
 
@@ -83,11 +94,9 @@ def cut_metrics(path: str | os.PathLike[str], last_step: int) -> list[dict[str, 
         GreedySnakeError: as for `read_metrics`.
         OSError: the folder cannot be written; the old file stays.
     """
-    path = Path(path)
-    if not path.exists():
-        return []
-    kept = [record for record in read_metrics(path) if record.get("step", 0) <= last_step]
-    write_text_atomic(path, "".join(f"{_to_json(record)}\n" for record in kept))
+    kept = metrics_until(path, last_step)
+    if Path(path).exists():
+        write_text_atomic(Path(path), "".join(f"{_to_json(record)}\n" for record in kept))
     return kept
 
 

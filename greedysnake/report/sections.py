@@ -1,10 +1,12 @@
 """The parts of a report page, from the state of the run down to its settings, as HTML."""
 
+import math
 from collections.abc import Callable, Sequence
 
 from greedysnake.report import facts, wording
 from greedysnake.report.cards import card
 from greedysnake.report.charts import Series, line_chart, share_rows
+from greedysnake.report.evaluations import EARLY_STOPPING, best_evaluation, perplexity
 from greedysnake.report.events import RESOURCES, resource_words
 from greedysnake.report.run_files import RunFiles, mapping, number
 from greedysnake.report.sections_memory import budget_bytes, memory_card, memory_chart, peak_bytes, step_memory_card
@@ -18,11 +20,13 @@ _TIERS = {"device": "device memory", "host": "host memory", "ssd": "SSD"}
 
 def status(files: RunFiles) -> str:
     """One line: how many steps of how many, and how the run ended."""
-    done, planned = _steps_done(files), number(mapping(files.config.get("training")).get("steps"))
+    done, planned = _steps_done(files), _steps_planned(files)
     wanted = f" of {planned:,.0f}" if planned is not None else ""
     stopped_by = files.summary.get("stopped_by")
     good = False
-    if stopped_by:
+    if str(stopped_by).startswith(EARLY_STOPPING):
+        words, good = f"Ended after {done:,}{wanted} steps by {stopped_by}", True
+    elif stopped_by:
         words = f"Stopped early by {stopped_by}, after {done:,}{wanted} steps"
     elif not files.summary:
         words = f"No end was recorded: the run is still going or was killed, after {done:,}{wanted} steps"
@@ -61,6 +65,7 @@ def headline(files: RunFiles) -> str:
         ("steps", f"{_steps_done(files):,}", f"{seen:,.0f} tokens" if seen else "tokens not measured"),
         ("last loss", known(_last(losses), wording.loss), _from(losses)),
         ("last held-out loss", known(_last(evaluations), wording.loss), _from(evaluations)),
+        *_perplexity_tile(evaluations),
         ("tokens/s", known(rate, wording.tokens), "median"),
         ("time of a step", known(facts.median(steady, facts.of("seconds")), wording.seconds), "median"),
         (
@@ -114,6 +119,12 @@ def _steps_done(files: RunFiles) -> int:
     return int(number(files.summary.get("steps")) or 0)
 
 
+def _steps_planned(files: RunFiles) -> float | None:
+    """Steps of the whole run; of one whose length is given in epochs or tokens, as the run worked them out."""
+    given = number(mapping(files.config.get("training")).get("steps"))
+    return number(files.plan.get("steps")) if given is None else given
+
+
 def _losses(files: RunFiles) -> list[tuple[int, float]]:
     done = [step for step in files.steps if not step.get("skipped")]
     losses = facts.series(done, facts.of("loss"))
@@ -134,6 +145,14 @@ def _evaluations(files: RunFiles) -> list[tuple[int, float]]:
 
 def _last(points: Sequence[tuple[int, float]]) -> float | None:
     return points[-1][1] if points else None
+
+
+def _perplexity_tile(evaluations: Sequence[tuple[int, float]]) -> list[tuple[str, str, str]]:
+    """Perplexity of the lowest held-out loss of the training, if there is one."""
+    best = best_evaluation(evaluations)
+    if best is None or math.isinf(perplexity(best[1])):
+        return []
+    return [("lowest held-out perplexity", wording.general(perplexity(best[1])), f"after step {best[0]:,}")]
 
 
 def _from(points: Sequence[tuple[int, float]]) -> str:
