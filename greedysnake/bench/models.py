@@ -91,7 +91,9 @@ def write_first_weights(config: PretrainedConfig, folder: Path, seed: int) -> No
         return
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     shutil.rmtree(folder, ignore_errors=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -29,6 +29,8 @@ from greedysnake.units import parse_bytes
 
 DEFAULT_MACHINE = "laptop-cpu-24gb"
 _NONE = "none"
+_TABLE_WIDTH = 150
+"""Characters, where the terminal has fewer or there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,10 +176,10 @@ def _what(setting: Setting) -> tuple[str, int, int | None]:
 def _print_table(lines: Sequence[Line], results: Results, console: Console) -> None:
     table = Table(box=None, pad_edge=False)
     for heading in HEADINGS:
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, no_wrap=bool(heading), overflow="fold")
     for row in cells_in_words(lines):
         table.add_row(*map(escape, row))
-    console.print(table)
+    console.print(table, width=max(console.width, _TABLE_WIDTH), crop=False)
     wrong = [line for line in lines if line.wrong]
     alone = unchecked(results.measured)
     if wrong:
