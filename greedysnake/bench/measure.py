@@ -9,8 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,11 @@ from greedysnake.bench.limits import Box, Limits, open_box, swap_free_bytes
 from greedysnake.bench.models import bench_config, write_first_weights
 from greedysnake.bench.runner import Job
 from greedysnake.bench.systems import System
+from greedysnake.errors import ConfigError, StorageError
+from greedysnake.storage import System as SystemCalls
+from greedysnake.storage.locks import FolderLock
 
-_FIRST_WEIGHTS, _STORE, _PACKAGE = "first-weights", "store", "package"
+_WORK, _FIRST_WEIGHTS, _STORE, _PACKAGE = "greedysnake-bench", "first-weights", "store", "package"
 _SPIN = "10000"
 """GOMP_SPINCOUNT, for every system: OpenMP threads that spin take cores that I/O and the optimizer need."""
 
@@ -33,7 +36,7 @@ class Place:
     """Where cells are measured.
 
     Attributes:
-        storage: folder on the disk that is measured with; stores in it are removed after each cell.
+        storage: folder on the disk that is measured with; all that is written there lies in one folder of its own.
         logs: folder for what the processes print.
         zero_infinity: virtual environment with DeepSpeed, or None.
         seconds: after which a process is ended.
@@ -44,10 +47,32 @@ class Place:
     zero_infinity: Path | None = None
     seconds: float = 3600.0
 
+    @property
+    def work(self) -> Path:
+        """The folder of its own: first weights stay in it, stores are removed after each cell."""
+        return self.storage / _WORK
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """While cells are measured: no other process does so in this folder.
+
+        Raises:
+            ConfigError: one does, or the folder cannot be written.
+        """
+        try:
+            self.work.mkdir(parents=True, exist_ok=True)
+            lock = FolderLock(self.work, writable=True, system=SystemCalls())
+        except (OSError, StorageError) as error:
+            raise ConfigError(f"--storage {self.storage}: cannot measure there: {error}") from error
+        try:
+            yield
+        finally:
+            lock.release()
+
     def first_weights(self, model: str, method: Method) -> Path:
         """Folder with the weights that a model starts from, made if it is missing (outside any limit)."""
         config = bench_config(model, method.tokens)
-        folder = self.storage / _FIRST_WEIGHTS / f"{Path(model).stem if os.sep in model else model}-{method.tokens}"
+        folder = self.work / _FIRST_WEIGHTS / f"{Path(model).stem if os.sep in model else model}-{method.tokens}"
         write_first_weights(config, folder, method.seed)
         return folder
 
@@ -70,7 +95,7 @@ def measure_cell(
     """
     if reason := impossible(system, place):
         return Outcome(status="skipped", why=reason)
-    setting, store = cell.setting, place.storage / _STORE
+    setting, store = cell.setting, place.work / _STORE
     shutil.rmtree(store, ignore_errors=True)
     store.mkdir(parents=True)
     place.logs.mkdir(parents=True, exist_ok=True)
@@ -164,7 +189,7 @@ def _run(
     steps = tuple(StepNumbers(**_fields(line)) for line in lines if line["event"] == "step")
     last: Mapping[str, Any] = lines[-1] if lines else {}
     ready = next((line["at"] for line in lines if line["event"] == "ready"), None)
-    known = {
+    known: dict[str, Any] = {
         "steps": steps,
         "seconds": seconds,
         "setup_seconds": None if ready is None else ready - start,

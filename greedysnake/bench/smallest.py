@@ -1,5 +1,6 @@
 """The smallest memory in which a system trains a model: found by bisection, each trial in a limit of its own."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,6 +55,11 @@ def bisect(works: Callable[[int], bool], least: int, most: int) -> tuple[int | N
             break
         low, high = (low, middle) if works(middle) else (middle, high)
     return high, low
+
+
+def most_trials(least: int, most: int) -> int:
+    """How many sizes :func:`bisect` looks at."""
+    return 2 + max(0, math.ceil(math.log2(max(1.0, math.log(most / least) / math.log(CLOSE)))))
 
 
 def find_smallest(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -403,7 +404,12 @@ def bench(
         ablate=ablate,
         smallest=smallest_memory,
     )
-    found = run_bench(question, console)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: end what runs, and tidy up
+    try:
+        found = run_bench(question, console)
+    except KeyboardInterrupt:
+        console.print(escape(f"Stopped. {out} has what was measured; the same command goes on."))
+        raise typer.Exit(130) from None
     if as_json:
         typer.echo(json.dumps(found))
 

@@ -11,20 +11,21 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from greedysnake.bench.cells import Method, Setting
+from greedysnake.bench.cells import Cell, Method, Setting
 from greedysnake.bench.check import LOSS_TOLERANCE, NORM_TOLERANCE, unchecked
 from greedysnake.bench.estimate import Estimator
 from greedysnake.bench.matrix import cells_of, describe_setting, measure_matrix, settings_of
-from greedysnake.bench.measure import Place
+from greedysnake.bench.measure import Place, impossible
 from greedysnake.bench.models import bench_config
 from greedysnake.bench.picture import draw_smallest, draw_table
 from greedysnake.bench.results import Results, open_results, save_results
-from greedysnake.bench.smallest import Smallest, find_smallest, in_words
+from greedysnake.bench.smallest import LEAST_BYTES, Smallest, find_smallest, in_words, most_trials
 from greedysnake.bench.systems import DEFAULT_SYSTEMS, System, ablations, find_systems
 from greedysnake.bench.table import HEADINGS, Line, cells_in_words, markdown, table_lines
 from greedysnake.errors import ConfigError
 from greedysnake.plan.hardware import load_hardware
 from greedysnake.plan.host import usable_bytes
+from greedysnake.report import wording
 from greedysnake.units import parse_bytes
 
 DEFAULT_MACHINE = "laptop-cpu-24gb"
@@ -89,6 +90,11 @@ def run_bench(question: Question, console: Console) -> dict[str, Any]:
         GreedySnakeError: what is wrong and what to change; what was measured before stays in the file.
     """
     settings, systems = _checked(question)
+    with question.place.held():
+        return _measure(question, settings, systems, console)
+
+
+def _measure(question: Question, settings: list[Setting], systems: list[System], console: Console) -> dict[str, Any]:
     results = open_results(question.out, question.method)
     if question.smallest:
         return _smallest(question, (settings, systems), results, console)
@@ -147,7 +153,15 @@ def _smallest(
     question: Question, asked: tuple[list[Setting], list[System]], results: Results, console: Console
 ) -> dict[str, Any]:
     settings, systems = asked
-    screen = ConsoleScreen(console)
+    screen, estimator = ConsoleScreen(console), Estimator(load_hardware(question.machine), question.method)
+    seconds = sum(
+        most_trials(LEAST_BYTES, setting.memory or usable_bytes())
+        * estimator.seconds(Cell(setting=setting, system=system.name), system)
+        for setting in settings
+        for system in systems
+        if not impossible(system, question.place)
+    )
+    screen.say(f"At most about {wording.seconds(seconds)}: a trial for each half of what is left, for each system.")
     answers: list[Smallest] = []
     for setting in settings:
         for system in systems:
