@@ -42,8 +42,8 @@ def main() -> None:
         return result.loss, result.grad_norm
 
     report.steps(job, step)
+    trainer.close()  # applies what is delayed, and takes a snapshot: it has to work within the limits too
     report.done(torch=torch.__version__, plan={name: plan.get(name) for name in ("choices", "host_memory", "reasons")})
-    trainer.close()
 
 
 if __name__ == "__main__":

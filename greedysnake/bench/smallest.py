@@ -100,12 +100,11 @@ def find_smallest(
             results = results.with_measured(Measured(cell=cell, outcome=outcome))
             save_results(path, results)
         found = results.outcome_of(cell)
-        outcome = found.outcome if found else None
-        status = outcome.status if outcome else "failed"
+        status, reason = (found.outcome.status, found.outcome.why) if found else ("failed", None)
         screen.say(f"{describe(cell)}: {'trains' if status == 'done' else status}")
         if status != "done":
             skipped = skipped or status == "skipped"
-            why[size] = f"{status}: {outcome.why if outcome else ''}"
+            why[size] = f"{status}: {reason}"
         return status == "done"
 
     smallest, largest = bisect(works, min(LEAST_BYTES, most), most)

@@ -101,7 +101,8 @@ HEADINGS = ("setting", "system", "s/step", "tokens/s", "peak memory", "read GB/s
 
 def cells_in_words(lines: Sequence[Line]) -> list[tuple[str, ...]]:
     """Rows of text under :data:`HEADINGS`; a setting is named at its first line."""
-    rows, before = [], None
+    rows: list[tuple[str, ...]] = []
+    before = None
     for line in lines:
         known = line.step_seconds is not None
         rows.append(
