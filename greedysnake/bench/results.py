@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from greedysnake.bench.cells import Cell, Data, Measured, Method, Status
 from greedysnake.bench.check import LOSS_TOLERANCE, NORM_TOLERANCE, wrong_cells
 from greedysnake.errors import ConfigError
@@ -58,10 +56,10 @@ def open_results(path: Path, method: Method) -> Results:
         return Results(method=method, machine=describe_machine())
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        data.pop("wrong", None)
-        data.pop("tolerance", None)
-        found = Results.model_validate(data)
-    except (OSError, ValueError, AttributeError, ValidationError) as error:
+        derived = ("wrong", "tolerance")
+        known = {name: value for name, value in dict(data).items() if name not in derived}
+        found = Results.model_validate(known)
+    except (OSError, ValueError, TypeError) as error:  # pydantic's is a ValueError
         raise ConfigError(f"--out {path}: not a file of results, so it cannot be gone on with: {error}") from error
     before, now = found.method.model_dump(), method.model_dump()
     other = [f"{name} {before[name]}, now {now[name]}" for name in now if before[name] != now[name]]
