@@ -23,8 +23,8 @@ _ENTER = 'for group in $GROUPS_TO_ENTER; do echo $$ > "$group/cgroup.procs" || e
 _NEEDED = (
     "a memory limit or a paced disk needs a control group (cgroup). Run as root on Linux with the cgroup controllers "
     "{controllers}; or, with systemd, as a user whose controllers are delegated (systemctl edit user@.service: "
-    "Delegate=cpu memory io). In a container, start it with --privileged, or give --memory to the container and none "
-    "here. Without --memory and --disk nothing of this is needed"
+    "Delegate=cpu memory io). In a container, limit the container itself (docker run --memory 8g, --device-read-bps) "
+    "and give no limits here. Without --memory and --disk nothing of this is needed"
 )
 
 

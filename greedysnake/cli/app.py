@@ -327,7 +327,7 @@ def bench(
         list[str] | None,
         typer.Option(
             help="greedysnake, greedysnake-streamed, horizontal, zero-infinity, zero-infinity-weights-in-memory, "
-            "torch, torch-swap; several: again. Default: those without a variant of theirs."
+            "torch, torch-swap; several: again. Default: all but zero-infinity-weights-in-memory and torch-swap."
         ),
     ] = None,
     runs: Annotated[int, typer.Option(min=1, help="Runs of each cell.")] = 3,
