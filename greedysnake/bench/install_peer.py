@@ -12,10 +12,12 @@ from greedysnake.errors import GreedySnakeError
 
 DEEPSPEED = "0.19.8"
 EXTENSIONS = "extensions"
-_COMPILE = (
-    "from deepspeed.ops.op_builder import AsyncIOBuilder, CPUAdamBuilder; AsyncIOBuilder().load(); "
-    "CPUAdamBuilder().load()"
-)
+_COMPILE = """
+from deepspeed.accelerator import get_accelerator
+for name in ("PinMemoryBuilder", "AsyncIOBuilder", "CPUAdamBuilder", "ShareMemCommBuilder"):
+    get_accelerator().create_op_builder(name).load()
+"""
+"""All that a run would compile otherwise, within its limits."""
 
 
 def peer_environment(folder: Path, threads: int) -> dict[str, str]:
@@ -30,6 +32,8 @@ def peer_environment(folder: Path, threads: int) -> dict[str, str]:
 
 def install_zero_infinity(folder: Path, say: Callable[[str], None]) -> None:
     """Make the environment: this one's torch and transformers, DeepSpeed, and what it compiles.
+
+    Called again, it goes on: what is installed and compiled stays.
 
     Raises:
         GreedySnakeError: something is missing, or a command failed.
@@ -58,6 +62,8 @@ def install_zero_infinity(folder: Path, say: Callable[[str], None]) -> None:
         ],
         "its extensions, compiled; some minutes": [str(python), "-c", _COMPILE],
     }
+    for lock in (folder / EXTENSIONS).glob("*/lock"):  # of a compilation that was killed: the next waits for ever
+        lock.unlink()
     for what, command in steps.items():
         say(what)
         environment = {**os.environ, **peer_environment(folder, os.cpu_count() or 1)}
