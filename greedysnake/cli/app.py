@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -373,6 +374,118 @@ def probe(
     hardware = run_probe(storage, out, config, console, seconds=seconds)
     if as_json:
         typer.echo(hardware.model_dump_json(exclude_none=True))
+
+
+@app.command()
+def bench(
+    storage: Annotated[
+        Path | None, typer.Option(help="Folder on the SSD to measure with; weights to start from stay in it.")
+    ] = None,
+    *,
+    out: Annotated[
+        Path, typer.Option(help="File of results, written after each cell; the same file again: what is missing.")
+    ] = Path("bench.json"),
+    model: Annotated[
+        list[str] | None, typer.Option(help="tiny, 0.37b, 1.1b, 3b, a model folder or a config file; several: again.")
+    ] = None,
+    micro_batches: Annotated[
+        list[int] | None, typer.Option(min=1, help="Micro-batches in a step (M); several: again. Default: 4.")
+    ] = None,
+    memory: Annotated[
+        list[str] | None, typer.Option(help="Hard memory limit such as 8GiB, or none; several: again.")
+    ] = None,
+    disk: Annotated[
+        list[str] | None, typer.Option(help="Disk rate a second, each direction: 400M, or none; several: again.")
+    ] = None,
+    system: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="greedysnake, greedysnake-streamed, horizontal, zero-infinity, zero-infinity-weights-in-memory, "
+            "torch, torch-swap; several: again. Default: all but zero-infinity-weights-in-memory and torch-swap."
+        ),
+    ] = None,
+    runs: Annotated[int, typer.Option(min=1, help="Runs of each cell.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of each run; the first is not counted.")] = 3,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of a sequence (T).")] = 1024,
+    micro_batch_size: Annotated[int, typer.Option(min=1, help="Sequences in a micro-batch (B).")] = 1,
+    threads: Annotated[int | None, typer.Option(min=1, help="Of computation, for every system; default: all.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of weights and batches.")] = 0,
+    clipping: Annotated[
+        bool, typer.Option("--clipping/--no-clipping", help="Whether gradients are limited to norm 1.")
+    ] = True,
+    second_slot: Annotated[
+        bool, typer.Option("--second-slot/--no-second-slot", help="Whether the store has room for snapshots.")
+    ] = True,
+    ablate: Annotated[
+        str | None,
+        typer.Option(help="greedysnake or greedysnake-streamed: switch off one thing at a time, instead of --system."),
+    ] = None,
+    smallest_memory: Annotated[
+        bool, typer.Option("--smallest-memory", help="Find the smallest memory limit in which each system trains.")
+    ] = False,
+    zero_infinity: Annotated[
+        Path | None, typer.Option(help="Virtual environment with DeepSpeed, for zero-infinity.")
+    ] = None,
+    install_zero_infinity: Annotated[
+        Path | None, typer.Option(help="Make that environment in this folder, and do nothing else.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds after which a cell is ended.")] = 3600.0,
+    hardware: Annotated[
+        str | None, typer.Option(help="A file that probe wrote, for the first estimate of the time it takes.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON, and nothing else.")] = False,
+) -> None:
+    """Compare systems on this machine, each in its own process within the same hard limits."""
+    from greedysnake.errors import ConfigError
+
+    console = Console(stderr=as_json, highlight=False)
+    if install_zero_infinity is not None:
+        from greedysnake.bench.install_peer import install_zero_infinity as install
+
+        install(install_zero_infinity, lambda text: console.print(escape(text)))
+        return
+    if storage is None:
+        raise ConfigError("--storage: missing; needs a folder on the SSD to measure with")
+    from greedysnake.bench.cells import Method
+    from greedysnake.bench.measure import Place
+    from greedysnake.cli.benching import DEFAULT_MACHINE, Question, run_bench
+
+    question = Question(
+        models=model or ["0.37b"],
+        micro_batches=micro_batches or [4],
+        memory=memory or [],
+        disk=disk or [],
+        systems=system or [],
+        runs=runs,
+        method=Method(
+            steps=steps,
+            uncounted=min(1, steps - 1),
+            rows=micro_batch_size,
+            tokens=tokens,
+            seed=seed,
+            max_grad_norm=1.0 if clipping else None,
+            threads=threads or len(os.sched_getaffinity(0)),
+            second_slot=second_slot,
+        ),
+        place=Place(
+            storage=storage,
+            logs=out.with_name(f"{out.stem}-logs"),
+            zero_infinity=zero_infinity,
+            seconds=timeout,
+        ),
+        out=out,
+        machine=hardware or DEFAULT_MACHINE,
+        ablate=ablate,
+        smallest=smallest_memory,
+    )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: end what runs, and tidy up
+    try:
+        found = run_bench(question, console)
+    except KeyboardInterrupt:
+        console.print(escape(f"Stopped. {out} has what was measured; the same command goes on."))
+        raise typer.Exit(130) from None
+    if as_json:
+        typer.echo(json.dumps(found))
 
 
 @app.command()

@@ -1,0 +1,118 @@
+"""The systems that are compared: which module runs each, and with what settings."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from greedysnake.errors import ConfigError
+
+ALL_RESIDENT: dict[str, Any] = {"resident_weights": None, "resident_state": None}
+"""As much as fits stays in host memory."""
+STREAMED: dict[str, Any] = {"resident_weights": 0.0, "resident_state": 0.0}
+"""All weights and state go through the disk in every step."""
+NEVER = 1e9
+"""A norm that no gradient reaches: updates wait for it, and nothing is ever scaled."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """One system, or one variant of it.
+
+    Attributes:
+        name: as a person gives it.
+        module: run as ``python -m``, with the cell as JSON.
+        settings: of that module.
+        changes: of what all systems share (``max_grad_norm``).
+        own_environment: whether it runs in the virtual environment that ``--zero-infinity`` names.
+        swap: whether it may use the machine's swap.
+        cannot: why it is not measured, if it never is.
+        order: the planner's word for its schedule, to estimate its time.
+    """
+
+    name: str
+    module: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    own_environment: bool = False
+    swap: bool = False
+    cannot: str | None = None
+    order: str = "vertical"
+
+
+def _ours(name: str, settings: Mapping[str, Any], **more: Any) -> System:
+    return System(name=name, module="greedysnake.bench.run_greedysnake", settings=settings, **more)
+
+
+_ZERO = "greedysnake.bench.run_zero_infinity"
+_TORCH = "greedysnake.bench.run_torch"
+
+SYSTEMS = {
+    system.name: system
+    for system in (
+        _ours("greedysnake", ALL_RESIDENT),
+        _ours("greedysnake-streamed", STREAMED),
+        _ours("horizontal", {**ALL_RESIDENT, "schedule": "horizontal"}, order="horizontal"),
+        System(name="zero-infinity", module=_ZERO, own_environment=True, order="zero-infinity"),
+        System(
+            name="zero-infinity-weights-in-memory",
+            module=_ZERO,
+            settings={"parameters": "cpu"},
+            own_environment=True,
+            order="zero-infinity",
+        ),
+        System(name="torch", module=_TORCH, order="torch"),
+        System(name="torch-swap", module=_TORCH, swap=True, order="torch"),
+    )
+}
+DEFAULT_SYSTEMS = ("greedysnake", "greedysnake-streamed", "horizontal", "zero-infinity", "torch")
+
+
+def ablations(base: str, *, clipping: bool) -> list[System]:
+    """The base and variants of it in which one thing is switched off.
+
+    Args:
+        base: ``greedysnake`` or ``greedysnake-streamed``.
+        clipping: whether updates wait for the norm of the gradient anyway.
+
+    Raises:
+        ConfigError: the base is another.
+    """
+    if base not in ("greedysnake", "greedysnake-streamed"):
+        raise ConfigError(f"base of the ablations: found {base!r}; needs greedysnake or greedysnake-streamed")
+    start = SYSTEMS[base]
+    resident = base == "greedysnake"
+
+    def without(what: str, settings: Mapping[str, Any], **more: Any) -> System:
+        return _ours(f"{'' if resident else 'streamed, '}without {what}", {**start.settings, **settings}, **more)
+
+    found = [start, without("the vertical order", {"schedule": "horizontal"}, order="horizontal")]
+    if clipping or resident:
+        # updates are held back till the norm is known, so those that are not delayed follow the backward
+        found.append(without("optimizer overlap (α = 0)", {"delayed_share": 0.0}))
+    else:
+        found.append(without("delayed updates (α = 0)", {"delayed_share": 0.0}))
+        waiting = {"max_grad_norm": NEVER}
+        found.append(without("optimizer overlap", {"delayed_share": 0.0}, changes=waiting))
+    found.append(without("any overlap", {"overlap": False}))
+    if resident:
+        found.append(without("resident weights", {"resident_weights": 0.0}))
+        found.append(without("resident state", {"resident_state": 0.0}))
+        found.append(without("anything resident", STREAMED))
+    why = (
+        "the engine keeps every bfloat16 master split, with no option to store it whole, so this is not measured; "
+        "greedysnake simulate --whole-master predicts it"
+    )
+    found.append(without("the split master", {}, cannot=why))
+    return found
+
+
+def find_systems(names: list[str]) -> list[System]:
+    """Systems by name.
+
+    Raises:
+        ConfigError: naming those that are unknown.
+    """
+    unknown = [name for name in names if name not in SYSTEMS]
+    if unknown:
+        raise ConfigError(f"--system: found {', '.join(unknown)}; known are {', '.join(SYSTEMS)}")
+    return [SYSTEMS[name] for name in names]
