@@ -55,6 +55,7 @@ def test_the_python_reference_has_every_public_name_and_error(site):
     for name in names:
         assert f'id="{name}"' in page, f"{name}: add it to docs/api.md"
     assert 'id="greedysnake.Trainer.step"' in page
+    assert not re.search(r":(class|func|meth|mod):", page)  # are Sphinx's
     assert "One optimizer update from a list of micro-batches" in page
 
 
