@@ -1,11 +1,13 @@
 """Each failure that the documentation explains is made to happen, and says what its page quotes."""
 
+import itertools
 import os
 import resource
 import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import Command
@@ -16,7 +18,7 @@ from test_fault_commands import fill, small_disk  # noqa: F401
 
 from greedysnake.report import sections_time
 from greedysnake.report.page import write_report
-from greedysnake.storage import Store, files
+from greedysnake.storage import Store, System, files
 
 FOLDER = Path("troubleshooting")
 
@@ -110,6 +112,18 @@ def test_slower_than_planned(config, says):
     assert "The plan, and why" in text
 
 
+def die_while_writing() -> None:
+    """Have the process killed in the middle of a step."""
+    calls, real = itertools.count(), System.pwritev
+
+    def write(self: System, *given: Any) -> int:
+        if next(calls) == 100:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(self, *given)
+
+    System.pwritev = write
+
+
 def test_resume_refuses(config, says):
     text = Path("text.jsonl")
     store = Path("runs/chat/store")
@@ -138,10 +152,7 @@ def test_resume_refuses(config, says):
     manifest.unlink()
     printed += says("resume", "runs/bad", "training.steps=8")
     shutil.rmtree("runs/chat")
-    run = beside(config, "engine.second_slot=false")
-    run.wait_for_steps(Path("runs/chat"), 2)
-    os.kill(run.process.pid, signal.SIGKILL)
-    run.ending()
+    assert beside(config, "engine.second_slot=false", before=die_while_writing).ending()[0] == -signal.SIGKILL
     printed += says("resume", "runs/chat")
     (damaged,) = not_printed(FOLDER / "resume-refuses.md", printed) or [""]
     # Which piece is damaged depends on the model's sizes.
