@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check setup clean
+.PHONY: demo test check docs setup clean
 
 demo: setup
 	$(BIN)/greedysnake demo
@@ -15,6 +15,9 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: setup
+	$(BIN)/python -m mkdocs build --strict
 
 setup: $(VENV)/ready
 
@@ -28,4 +31,4 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) build dist site *.egg-info

@@ -20,7 +20,7 @@ def test_the_files_and_commands_of_the_page_work(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "chat.jinja").write_text((ROOT / "examples" / "chat.jinja").read_text())
     written, ran = [], []
-    for language, name, body in re.findall(r"^```(\w*) ?(\S*)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
+    for language, name, body in re.findall(r'^```(\w*)(?: title="(.*?)")?\n(.*?)^```', PAGE, re.MULTILINE | re.DOTALL):
         if name:
             (tmp_path / name).write_text(body)
             written.append(name)
@@ -64,7 +64,7 @@ def test_what_the_page_says_of_wrong_records_is_what_is_said(tmp_path, monkeypat
 
 def test_settings_named_on_the_page_exist(tmp_path):
     path = tmp_path / "c.yaml"
-    path.write_text(re.search(r"^```yaml chat.yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[1])
+    path.write_text(re.search(r'^```yaml title="chat.yaml"\n(.*?)^```', PAGE, re.MULTILINE | re.DOTALL)[1])
     settings = load_config(path).model_dump()
     for section, key in re.findall(r"`(data|training|model)\.(\w+)[=`]", PAGE):
         assert key in settings[section], f"{section}.{key}"
