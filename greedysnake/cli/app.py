@@ -126,12 +126,20 @@ def preview(
 def export(
     run: Run,
     out: Annotated[Path, typer.Argument(help="Folder to create; transformers' from_pretrained loads it.")],
+    *,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="bfloat16, float16, or float32: the master weights exactly; default: the run's."),
+    ] = None,
+    max_shard_size: Annotated[str, typer.Option(help="Most bytes of a weight file.")] = "5GB",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model folder that is there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
     """Write a run's trained model to a folder that transformers loads."""
     from greedysnake.cli.exporting import export_run
 
-    report = export_run(run, out)
+    bar = Console(stderr=True, soft_wrap=True, highlight=False)
+    report = export_run(run, out, dtype=dtype, max_shard_size=max_shard_size, overwrite=overwrite, console=bar)
     if as_json:
         typer.echo(json.dumps(report))
         return

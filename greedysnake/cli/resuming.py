@@ -87,8 +87,13 @@ def check_same_data(trainer: Trainer, batches: TokenBatches) -> None:
 
 
 @contextmanager
-def checking_bar(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar for bytes that are read and checked; gives what is told bytes so far and in all."""
+def moving_bar(console: Console | None, what: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar for bytes, with their rate; gives what is told bytes so far and in all.
+
+    Args:
+        console: where it is shown, while it goes on; None, or no terminal: nowhere.
+        what: is being done to the bytes.
+    """
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -96,8 +101,9 @@ def checking_bar(console: Console) -> Iterator[Callable[[int, int], None]]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("Checking", total=None)
+    shown = console is not None and console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
+        task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 

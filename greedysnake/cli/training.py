@@ -17,7 +17,7 @@ from greedysnake.cli.data import describe_data, load_run_data
 from greedysnake.cli.folder import make_last, writing
 from greedysnake.cli.loop import LOSS_BEFORE, METRICS_NAME, finish_run, train_steps
 from greedysnake.cli.record import RunRecord
-from greedysnake.cli.resuming import DATA, TOKENIZER_FOLDER, as_saved, check_same_data, checking_bar, resumed_config
+from greedysnake.cli.resuming import DATA, TOKENIZER_FOLDER, as_saved, check_same_data, moving_bar, resumed_config
 from greedysnake.config import RunConfig, dump_config
 from greedysnake.data import (
     TokenBatches,
@@ -108,7 +108,7 @@ def resume_training(
     config = resumed_config(run, overrides)
     folders = config.storage_folders
     console.print(f"Checking the last snapshot of {run}, in {', '.join(map(str, folders))}")
-    with checking_bar(console) as progress:
+    with moving_bar(console, "Checking") as progress:
         trainer = Trainer.resume(folders, progress=progress, **changeable_settings(config))
     try:
         inputs = prepare_inputs(as_saved(config, trainer.storage / MODEL_FOLDER))

@@ -1,5 +1,6 @@
 """A run's store and model: made for a new run, or opened to read a committed one."""
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -12,14 +13,32 @@ from torch import Tensor
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from greedysnake.engine.unit_store import write_unit
-from greedysnake.errors import ModelError, StorageError
+from greedysnake.errors import ConfigError, ModelError, StorageError
 from greedysnake.models.checkpoint import Checkpoint, read_config
+from greedysnake.models.export import DEFAULT_SHARD_BYTES, ExportOptions
 from greedysnake.models.initialize import initialize_units
 from greedysnake.models.skeleton import Skeleton, build_skeleton
 from greedysnake.storage import Store, System
+from greedysnake.units import parse_bytes
 
 MODEL_FOLDER = "model"
 BUFFERS_NAME = "buffers.safetensors"
+TOKENIZER_FOLDER = "tokenizer"
+"""In the model folder: the tokenizer of the model folder that the run began from, file by file."""
+
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece*.model",
+    "tekken.json",
+    "*.tiktoken",
+    "chat_template*",
+    "additional_chat_templates/*",
+)
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -46,6 +65,42 @@ def frozen_names(model: str | Path | PretrainedConfig | PreTrainedModel) -> froz
     if not isinstance(model, PreTrainedModel):
         return frozenset()
     return frozenset(name for name, parameter in model.named_parameters() if not parameter.requires_grad)
+
+
+def export_options(
+    dtype: str | None = None,
+    max_shard_size: int | str = DEFAULT_SHARD_BYTES,
+    *,
+    overwrite: bool = False,
+    beside: Sequence[Path] = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> ExportOptions:
+    """What a user asks of an export, checked.
+
+    Raises:
+        ConfigError: the dtype or the size is none.
+    """
+    problems = []
+    if dtype is not None and dtype not in DTYPES:
+        problems.append(f"dtype: {dtype!r} is not one of {', '.join(DTYPES)}")
+    try:
+        shard_bytes = parse_bytes(max_shard_size)
+        if shard_bytes < 1:
+            raise ValueError(f"{max_shard_size!r} leaves no room for anything; write a size such as 5GB")
+    except ValueError as error:
+        problems.append(f"max_shard_size: {error}")
+    if problems:
+        raise ConfigError("\n".join(problems))
+    chosen = None if dtype is None else DTYPES[dtype]
+    return ExportOptions(
+        dtype=chosen, shard_bytes=shard_bytes, overwrite=overwrite, beside=tuple(beside), progress=progress
+    )
+
+
+def tokenizer_folders(store: Path) -> list[Path]:
+    """Where the tokenizer lies that a run's store has taken over from its model folder, if it has."""
+    folder = store / MODEL_FOLDER / TOKENIZER_FOLDER
+    return [folder] if folder.is_dir() else []
 
 
 def write_model(
@@ -79,17 +134,28 @@ def write_model(
         if isinstance(model, str | Path) and (Path(model) / "generation_config.json").is_file():
             skeleton.model.generation_config = GenerationConfig.from_pretrained(Path(model))
         skeleton.model.generation_config.save_pretrained(folder)
+    if isinstance(model, str | Path):
+        _copy_tokenizer(Path(model), folder / TOKENIZER_FOLDER)
     # all buffers, also those that a saved model leaves out: what they hold (rotary frequencies) is computed only once
     buffers = {name: buffer.contiguous().clone() for name, buffer in skeleton.model.named_buffers()}
     save_file(buffers, folder / BUFFERS_NAME)
     return _digests(folder)
 
 
+def _copy_tokenizer(model: Path, target: Path) -> None:
+    """Copy the files of a model folder's tokenizer, chat templates included."""
+    for path in sorted({path for pattern in TOKENIZER_FILES for path in model.glob(pattern)}):
+        if path.is_file():
+            copy = target / path.relative_to(model)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+
+
 def _digests(folder: Path) -> dict[str, str]:
-    """BLAKE2 of each file in a folder, by name."""
+    """BLAKE2 of each file in a folder and the folders in it, by its path there."""
     return {
-        path.name: blake2b(path.read_bytes(), digest_size=16).hexdigest()
-        for path in sorted(folder.iterdir())
+        str(path.relative_to(folder)): blake2b(path.read_bytes(), digest_size=16).hexdigest()
+        for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
 

@@ -19,18 +19,20 @@ from greedysnake.engine.opening import (
     DTYPES,
     check_undamaged,
     config_of,
+    export_options,
     frozen_names,
     open_committed,
+    tokenizer_folders,
     write_model,
 )
 from greedysnake.engine.prepared import PreparedPlan
 from greedysnake.engine.progress import Progress
 from greedysnake.engine.results import StepResult
 from greedysnake.engine.settings import TrainerSettings
-from greedysnake.engine.unit_store import durable_extents, read_unit_weights, scratch_extents
+from greedysnake.engine.unit_store import durable_extents, read_unit, scratch_extents
 from greedysnake.engine.work import NonFiniteStepError, StepWork
 from greedysnake.errors import NonFiniteError
-from greedysnake.models.export import export_model
+from greedysnake.models.export import DEFAULT_SHARD_BYTES, export_model
 from greedysnake.models.layout import ParameterSlot
 from greedysnake.models.skeleton import Skeleton, build_skeleton
 from greedysnake.models.streaming import MicroBatch, StreamedModel
@@ -329,17 +331,38 @@ class Trainer:
             "notes": self.notes,
         }
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write the model to a folder that ``AutoModelForCausalLM.from_pretrained`` loads.
+    def save_pretrained(
+        self,
+        folder: str | Path,
+        *,
+        dtype: str | None = None,
+        max_shard_size: int | str = DEFAULT_SHARD_BYTES,
+        overwrite: bool = False,
+    ) -> None:
+        """Write the model to a folder that ``AutoModelForCausalLM.from_pretrained`` loads, a unit at a time.
+
+        The tokenizer is written too where the run began from a model folder with one.
+
+        Args:
+            folder: to be created; it appears when it is complete.
+            dtype: ``"bfloat16"``, ``"float16"`` or ``"float32"``, which are the master weights; None: the run's.
+            max_shard_size: most bytes of a file, or text such as ``"5GB"``.
+            overwrite: whether a model folder that is there is replaced.
 
         Raises:
-            ModelError: the folder exists and is not empty, or cannot be written.
+            ConfigError: ``dtype`` or ``max_shard_size`` is none.
+            ModelError: the folder exists and is not empty, cannot be written, or float16 cannot hold a weight.
         """
         self._check_usable()
+        options = export_options(dtype, max_shard_size, overwrite=overwrite, beside=tokenizer_folders(self.storage))
         self.flush()
         self._store_residents()
         layouts = self.skeleton.layouts
-        export_model(self.skeleton, lambda u: read_unit_weights(self._store, u, layouts[u]), Path(folder))
+
+        def read(unit: int, masters: bool) -> dict[str, torch.Tensor]:
+            return read_unit(self._store, unit, layouts[unit], masters=masters)
+
+        export_model(self.skeleton, read, Path(folder), options)
 
     def close(self) -> None:
         """Apply delayed updates, commit, and free the storage folder; closing twice does nothing.

@@ -21,10 +21,8 @@ from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging as transformers_logging
 
 from greedysnake.errors import ModelError
+from greedysnake.models.shards import INDEX_NAME, SINGLE_NAME
 from greedysnake.models.skeleton import Skeleton, empty_model
-
-INDEX_NAME = "model.safetensors.index.json"
-SINGLE_NAME = "model.safetensors"
 
 
 def read_config(folder: Path) -> PretrainedConfig:
