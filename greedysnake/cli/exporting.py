@@ -7,7 +7,7 @@ from rich.console import Console
 from torch import Tensor
 
 from greedysnake.cli.resuming import TOKENIZER_FOLDER, moving_bar, run_config
-from greedysnake.engine.opening import export_options, open_committed, tokenizer_folders
+from greedysnake.engine.opening import companion_files, export_options, open_committed
 from greedysnake.engine.unit_store import read_unit
 from greedysnake.errors import ModelError
 from greedysnake.models.export import DEFAULT_SHARD_BYTES, export_model
@@ -43,7 +43,7 @@ def export_run(
     folders = run_config(run).storage_folders
     _check_apart(out, run, folders)
     own = run / TOKENIZER_FOLDER
-    beside = [own] if own.is_dir() else tokenizer_folders(folders[0])
+    beside = companion_files(folders[0], own if own.is_dir() else None)
     with moving_bar(console, "Writing") as progress:
         options = export_options(dtype, max_shard_size, overwrite=overwrite, beside=beside, progress=progress)
         store, skeleton, contents = open_committed(folders)

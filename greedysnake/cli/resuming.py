@@ -10,8 +10,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from greedysnake.config import RunConfig, load_config
 from greedysnake.data import TokenBatches
+from greedysnake.engine.loading import half_loaded
 from greedysnake.engine.trainer import Trainer
 from greedysnake.errors import ConfigError, DataError
+from greedysnake.storage import Store
 
 DATA = "data"
 """Name of a note of the trainer: the fingerprint of the training data."""
@@ -63,6 +65,13 @@ def resumed_config(run: Path, overrides: Sequence[str]) -> RunConfig:
     if problems:
         raise ConfigError("\n".join(problems))
     return after
+
+
+def has_not_begun(run: Path, folders: Sequence[Path]) -> bool:
+    """Whether a run ended while its data was read or its model loaded, so that there is no training to go on with."""
+    if (run / "plan.json").exists() or (run / "metrics.jsonl").exists():
+        return False
+    return Store.contents_of(folders) is None or half_loaded(folders) is not None
 
 
 def as_saved(config: RunConfig, model: Path) -> RunConfig:

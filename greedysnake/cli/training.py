@@ -17,19 +17,31 @@ from greedysnake.cli.data import describe_data, load_run_data
 from greedysnake.cli.folder import make_last, writing
 from greedysnake.cli.loop import LOSS_BEFORE, METRICS_NAME, finish_run, train_steps
 from greedysnake.cli.record import RunRecord
-from greedysnake.cli.resuming import DATA, TOKENIZER_FOLDER, as_saved, check_same_data, moving_bar, resumed_config
+from greedysnake.cli.resuming import (
+    DATA,
+    TOKENIZER_FOLDER,
+    as_saved,
+    check_same_data,
+    has_not_begun,
+    moving_bar,
+    resumed_config,
+)
 from greedysnake.config import RunConfig, dump_config
 from greedysnake.data import (
     TokenBatches,
     check_sequence_length,
     check_vocabulary,
     load_tokenizer,
+    token_id_bound,
     use_chat_template,
 )
+from greedysnake.engine.loading import half_loaded
 from greedysnake.engine.opening import MODEL_FOLDER, config_of
 from greedysnake.engine.trainer import Trainer
 from greedysnake.errors import ConfigError, DataError, GreedySnakeError, StorageError
+from greedysnake.models.hub import local_folder
 from greedysnake.models.layout import DEFAULT_CHUNK_ELEMENTS
+from greedysnake.models.resize import with_vocabulary
 from greedysnake.optim import AdamW, LearningRate
 from greedysnake.plan.activations import BatchShape
 from greedysnake.report.metrics import cut_metrics, write_json_atomic, write_text_atomic
@@ -46,6 +58,13 @@ ONE_SLOT = (
 BROKEN_OFF = "a second interrupt, before the step in flight had ended"
 
 
+class LoadingBrokenOff(KeyboardInterrupt):
+    """An interrupt while the model of a new run was being loaded; what has been loaded is kept."""
+
+    def __init__(self, run: Path) -> None:
+        super().__init__(f"Interrupted while the model was being loaded. greedysnake resume {run} goes on with that.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
     """What a run is made from, checked against each other."""
@@ -54,6 +73,7 @@ class Inputs:
     tokenizer: PreTrainedTokenizerBase
     batches: TokenBatches
     mask_bytes: int
+    vocab_size: int | None = None
 
 
 def run_training(config: RunConfig, console: Console) -> tuple[dict[str, Any], list[tuple[int, float]]]:
@@ -71,10 +91,24 @@ def run_training(config: RunConfig, console: Console) -> tuple[dict[str, Any], l
             f"another folder (run=NAME on the command line), or delete that one if it is not needed any more"
         )
     start = time.perf_counter()
-    created = _make_folder(run)
+    return _begin(config, console, _make_folder(run), start)
+
+
+def _begin(
+    config: RunConfig, console: Console, created: list[Path], start: float
+) -> tuple[dict[str, Any], list[tuple[int, float]]]:
+    """Begin a run in its folder.
+
+    Args:
+        config: the run's settings.
+        console: to print to.
+        created: folders that were made for it, and go if it cannot begin; empty for one whose loading was broken off.
+        start: when it began.
+    """
+    run = config.run
     trainer = None
     try:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: leave nothing behind
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
         with writing(run):
             write_text_atomic(run / "config.yaml", dump_config(_with_absolute_storage(config)))
         inputs = prepare_inputs(config)
@@ -82,14 +116,17 @@ def run_training(config: RunConfig, console: Console) -> tuple[dict[str, Any], l
             inputs.tokenizer.save_pretrained(run / TOKENIZER_FOLDER)
         make_last(run / TOKENIZER_FOLDER, created)
         console.print(describe_data(inputs.batches))
-        trainer = make_trainer(config, inputs)
+        with moving_bar(console, "Loading") as progress:
+            trainer = make_trainer(config, inputs, progress)
         with writing(run):
             write_json_atomic(run / "plan.json", trainer.plan.as_json() if trainer.plan else {})
         console.print(_describe_plan(trainer, config))
-    except BaseException:
+    except BaseException as error:
         if trainer is not None:
             with suppress(GreedySnakeError):  # one error is told
                 trainer.close()
+        if trainer is None and isinstance(error, KeyboardInterrupt) and half_loaded(config.storage_folders):
+            raise LoadingBrokenOff(run) from error
         _remove(created)
         raise
 
@@ -107,6 +144,9 @@ def resume_training(
     start = time.perf_counter()
     config = resumed_config(run, overrides)
     folders = config.storage_folders
+    if has_not_begun(run, folders):
+        console.print(f"{run} had not begun: its model was still being loaded. Going on with that")
+        return _begin(config, console, [], start)
     console.print(f"Checking the last snapshot of {run}, in {', '.join(map(str, folders))}")
     with moving_bar(console, "Checking") as progress:
         trainer = Trainer.resume(folders, progress=progress, **changeable_settings(config))
@@ -183,12 +223,21 @@ def prepare_inputs(config: RunConfig, cache_dir: Path | None = None) -> Inputs:
             problems.append(str(error))
             return None
 
-    model = config.model.path if config.model.path is not None else _config_from(config)
-    model_config = attempt(lambda: config_of(model))
-    tokenizer = attempt(lambda: load_tokenizer(config.model.tokenizer or "bytes"))
+    path, trusted = config.model.path, config.model.trust_remote_code
+    model = _config_from(config) if path is None else attempt(lambda: local_folder(path, with_code=trusted))
+    model_config = None if model is None else attempt(lambda: config_of(model, trust_remote_code=trusted))
+    source: str | Path | None = config.model.tokenizer or "bytes"
+    if path is not None and source == str(path):
+        source = None if model_config is None else str(model)  # one message on a folder that is missing
+    tokenizer = None if source is None else attempt(lambda: load_tokenizer(source))
     template = config.data.chat_template
     if tokenizer is not None and template is not None:
         attempt(lambda: use_chat_template(tokenizer, template))
+    rows = None
+    if model_config is not None and tokenizer is not None and config.model.resize_embeddings:
+        rows = wanted_rows(config.model.resize_embeddings, tokenizer, model_config)
+        before = model_config
+        model_config = attempt(lambda: with_vocabulary(before, rows))
     kind = (config.model.config or {}).get("model_type")
     name = str(config.model.path) if config.model.path else f"the {kind} of model.config"
     if model_config is not None:
@@ -205,9 +254,16 @@ def prepare_inputs(config: RunConfig, cache_dir: Path | None = None) -> Inputs:
     data = None
     if not problems and tokenizer is not None and model_config is not None:
         data = attempt(lambda: load_run_data(config, tokenizer, model_config, cache_dir))
-    if problems or data is None or tokenizer is None:
+    if problems or data is None or tokenizer is None or model is None:
         raise DataError("\n".join(problems)) if len(problems) == 1 else ConfigError("\n".join(problems))
-    return Inputs(model=model, tokenizer=tokenizer, batches=data.batches, mask_bytes=data.mask_bytes)
+    return Inputs(model=model, tokenizer=tokenizer, batches=data.batches, mask_bytes=data.mask_bytes, vocab_size=rows)
+
+
+def wanted_rows(setting: bool | int, tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig) -> int:
+    """Rows that embedding and head are to have by ``model.resize_embeddings``; true never takes any away."""
+    if setting is True:
+        return max(token_id_bound(tokenizer), model_config.get_text_config().vocab_size)
+    return int(setting)
 
 
 def _config_from(config: RunConfig) -> PretrainedConfig:
@@ -215,8 +271,8 @@ def _config_from(config: RunConfig) -> PretrainedConfig:
     return AutoConfig.for_model(values.pop("model_type"), **values)
 
 
-def make_trainer(config: RunConfig, inputs: Inputs) -> Trainer:
-    """The trainer that ``config`` describes."""
+def make_trainer(config: RunConfig, inputs: Inputs, progress: Callable[[int, int], None] | None = None) -> Trainer:
+    """The trainer that ``config`` describes; ``progress`` is told bytes of weights loaded so far and in all."""
     return Trainer(
         inputs.model,
         config.storage_folders,
@@ -225,8 +281,11 @@ def make_trainer(config: RunConfig, inputs: Inputs) -> Trainer:
         layers_per_unit=config.engine.layers_per_unit,
         chunk_elements=config.engine.chunk_elements or DEFAULT_CHUNK_ELEMENTS,
         second_slot=config.engine.second_slot,
+        trust_remote_code=config.model.trust_remote_code,
         batch=batch_shape(config, inputs),
         notes={DATA: inputs.batches.fingerprint},
+        progress=progress,
+        vocab_size=inputs.vocab_size,
         **changeable_settings(config),
     )
 

@@ -52,6 +52,8 @@ class TrainerSettings:
         max_skipped_steps: steps in a row that may be skipped because they are not finite; in float16, steps that
             only lower the loss scale are not counted.
         loss_scaling: how float16's loss scale changes; None: as in ``torch.amp.GradScaler``. Not used otherwise.
+        trust_remote_code: whether Python code in the model folder may be run, for a model that transformers does not
+            know.
 
     Raises:
         ConfigError: listing everything that makes no sense.
@@ -80,6 +82,7 @@ class TrainerSettings:
     chunk_elements: int = DEFAULT_CHUNK_ELEMENTS
     max_skipped_steps: int = 10
     loss_scaling: LossScaling | None = None
+    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         check_arguments(

@@ -15,25 +15,28 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from greedysnake.engine.batches import check_micro_batches, target_tokens
 from greedysnake.engine.devices import make_device
+from greedysnake.engine.loading import forget, open_or_create, source_digest
 from greedysnake.engine.opening import (
     DTYPES,
     check_undamaged,
+    companion_files,
     config_of,
     export_options,
     frozen_names,
     open_committed,
-    tokenizer_folders,
     write_model,
 )
 from greedysnake.engine.prepared import PreparedPlan
 from greedysnake.engine.progress import Progress
 from greedysnake.engine.results import StepResult
-from greedysnake.engine.settings import TrainerSettings
+from greedysnake.engine.settings import LAYOUT, TrainerSettings
 from greedysnake.engine.unit_store import durable_extents, read_unit, scratch_extents
 from greedysnake.engine.work import NonFiniteStepError, StepWork
-from greedysnake.errors import NonFiniteError
+from greedysnake.errors import ConfigError, NonFiniteError
 from greedysnake.models.export import DEFAULT_SHARD_BYTES, export_model
+from greedysnake.models.hub import local_folder
 from greedysnake.models.layout import ParameterSlot
+from greedysnake.models.resize import with_vocabulary
 from greedysnake.models.skeleton import Skeleton, build_skeleton
 from greedysnake.models.streaming import MicroBatch, StreamedModel
 from greedysnake.optim import AdamW, UpdateScalars, first_scale
@@ -49,11 +52,16 @@ class Trainer:
     """Trains one model from its storage folders.
 
     Args:
-        model: a model folder, a transformers config (random weights), or a loaded PreTrainedModel.
+        model: a model folder, a model's name on the hub, a transformers config (random weights), or a loaded
+            PreTrainedModel.
         storage: folder for weights and state, or several, best one on each SSD; made if missing.
         optimizer: AdamW's settings.
         batch: sizes of the batches to come, so that all is reserved at once; None: learnt from the first step.
+        vocab_size: rows of embedding and head, if the model in a folder is to have more than its weights have, for
+            tokens that were added; see :func:`greedysnake.models.resize.fill_more_rows`.
         notes: JSON values of the caller's own, kept with every snapshot and given back by :meth:`resume`.
+        progress: told bytes of weights that are in the storage, and those of the model, while it is filled. If that is
+            broken off, the next trainer with the same model, storage and settings goes on with it.
         system: the store's system calls, for tests that stand between.
         settings: how to train: dtype, device, memory budgets and more; :class:`greedysnake.TrainerSettings` lists them.
 
@@ -68,13 +76,20 @@ class Trainer:
         *,
         optimizer: AdamW | None = None,
         batch: BatchShape | None = None,
+        vocab_size: int | None = None,
         notes: Mapping[str, Any] | None = None,
+        progress: Callable[[int, int], None] | None = None,
         system: System | None = None,
         **settings: Any,
     ) -> None:
         chosen = TrainerSettings.of(storage=_folders(storage), optimizer=optimizer or AdamW(), **settings)
+        if isinstance(model, str | Path):
+            model = local_folder(model, with_code=chosen.trust_remote_code)
+        config = config_of(model, trust_remote_code=chosen.trust_remote_code)
+        if vocab_size is not None and not isinstance(model, str | Path):
+            raise ConfigError("vocab_size: only a model folder's embedding can be given more rows here")
         skeleton = build_skeleton(
-            config_of(model),
+            with_vocabulary(config, vocab_size),
             dtype=DTYPES[chosen.dtype],
             layers_per_unit=chosen.layers_per_unit,
             chunk_elements=chosen.chunk_elements,
@@ -82,18 +97,27 @@ class Trainer:
         )
         self._set_up(chosen, skeleton, Progress(), dict(notes or {}))
         plan = None if batch is None else make_plan(skeleton, batch, self._request)
-        self._store = Store.create(
-            chosen.storage,
-            run=uuid.uuid4().hex,
-            slots=2 if chosen.second_slot else 1,
-            durable=durable_extents(skeleton.layouts),
-            scratch={} if plan is None else self._scratch(plan),
-            system=system,
-        )
+        scratch = {} if plan is None else self._scratch(plan)
+
+        def create() -> Store:
+            return Store.create(
+                chosen.storage,
+                run=uuid.uuid4().hex,
+                slots=2 if chosen.second_slot else 1,
+                durable=durable_extents(skeleton.layouts),
+                scratch=scratch,
+                system=system,
+            )
+
+        layout = {name: getattr(chosen, name) for name in LAYOUT}
+        source = source_digest(model, skeleton, layout) if chosen.second_slot else None
+        loaded = open_or_create(chosen.storage, source, skeleton, scratch=scratch, create=create, system=system)
+        self._store = loaded.store
         try:
-            self._model_files = write_model(self._store, skeleton, model, chosen.seed)
+            self._model_files = write_model(loaded, skeleton, model, chosen.seed, stored=config, progress=progress)
             self._begin(plan)
             self.snapshot()
+            forget(self._store)
         except BaseException:
             self._store.close()
             self._device.close()
@@ -354,7 +378,7 @@ class Trainer:
             ModelError: the folder exists and is not empty, cannot be written, or float16 cannot hold a weight.
         """
         self._check_usable()
-        options = export_options(dtype, max_shard_size, overwrite=overwrite, beside=tokenizer_folders(self.storage))
+        options = export_options(dtype, max_shard_size, overwrite=overwrite, beside=companion_files(self.storage))
         self.flush()
         self._store_residents()
         layouts = self.skeleton.layouts

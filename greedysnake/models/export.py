@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,15 +34,14 @@ class ExportOptions:
             case. ``torch.float32`` writes the master weights exactly.
         shard_bytes: most content of a file; a tensor is never cut.
         overwrite: whether a model folder that is there already is replaced.
-        beside: folders whose files are copied into the model folder, such as one with a tokenizer; where two have
-            a file of the same name, the last one's is taken.
+        beside: files that are copied into the model folder, such as a tokenizer's, by their path there.
         progress: told bytes of weights written so far and in all.
     """
 
     dtype: torch.dtype | None = None
     shard_bytes: int = DEFAULT_SHARD_BYTES
     overwrite: bool = False
-    beside: Sequence[Path] = field(default=())
+    beside: Mapping[str, Path] = field(default_factory=dict)
     progress: Callable[[int, int], None] | None = None
 
 
@@ -108,8 +107,9 @@ def _write_folder(skeleton: Skeleton, read_unit: UnitReader, folder: Path, optio
         writer.finish()
     if len(shards) > 1:
         _write_text(folder / INDEX_NAME, json.dumps(index_of(shards, tensors), indent=2, sort_keys=True) + "\n")
-    for source in options.beside:
-        shutil.copytree(source, folder, dirs_exist_ok=True)
+    for name, source in options.beside.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, folder / name)
     config = copy.deepcopy(skeleton.model.config)
     config.dtype = options.dtype or skeleton.model.dtype
     config.architectures = [type(skeleton.model).__name__]

@@ -28,6 +28,9 @@ DTYPE_NAMES = {
 }
 """What the format calls each dtype (https://huggingface.co/docs/safetensors)."""
 
+MAX_HEADER_BYTES = 100_000_000
+"""Longer ones safetensors itself refuses."""
+
 _ALIGNMENT = 8  # of the data, by spaces after the header, as safetensors' own writer does
 
 
@@ -115,6 +118,37 @@ def index_of(shards: list[Shard], tensors: Mapping[str, TensorSize]) -> dict[str
         },
         "weight_map": {name: shard.name for shard in shards for name in shard.offsets},
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTensor:
+    """What a file's header says of one of its tensors: the format's name of its dtype, and its bytes."""
+
+    dtype: str
+    bytes: int
+
+
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """The tensors in a safetensors file, by name.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not such a file.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 0 < length <= MAX_HEADER_BYTES:
+            raise ValueError(f"{path.name} is not a safetensors file: its header would have {length} bytes")
+        content = file.read(length)
+    try:
+        entries = json.loads(content)
+        return {
+            name: StoredTensor(dtype=entry["dtype"], bytes=entry["data_offsets"][1] - entry["data_offsets"][0])
+            for name, entry in entries.items()
+            if name != "__metadata__"
+        }
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ValueError(f"{path.name} is not a safetensors file: its header is damaged") from error
 
 
 class ShardWriter:

@@ -86,7 +86,9 @@ def empty_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel
     """
     try:
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
+            # a config made of a model folder's own code is there only if that code may be run
+            own_code = type(config).__module__.startswith("transformers_modules.")
+            return AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype, trust_remote_code=own_code)
     except Exception as error:
         raise ModelError(
             f"transformers cannot build a causal language model of type {config.model_type!r}: {error}"

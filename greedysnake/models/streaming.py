@@ -6,7 +6,7 @@ that the caller decides which micro-batch goes through which unit when. The mode
 layers, its masks, its head and its loss run as they are.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from greedysnake.errors import ModelError
 from greedysnake.models.calls import LayerCall, UnsupportedCallError
 from greedysnake.models.initialize import mix_seed
+from greedysnake.models.reach import Reach
 from greedysnake.models.skeleton import Skeleton
 from greedysnake.models.structure import refuse, takes_loss_arguments
 
@@ -78,6 +79,7 @@ class StreamedModel:
         self._running: _Pass | None = None
         self._spilled = False
         self._embedding_weights: Tensor | None = None
+        self._reach = Reach(skeleton)
         self._native_loss = takes_loss_arguments(skeleton.model)
         for index, layer in enumerate(self._layers):
             layer.forward = self._make_forward(index)
@@ -140,6 +142,7 @@ class StreamedModel:
         if not isinstance(loss, Tensor):
             raise self._refusal(f"its forward called layer {loss} again after the last one")
         if self._training:
+            self._note_reach(len(self.skeleton.layouts) - 1, [loss])
             (loss.float() * self._loss_scale).backward()
             last = self._passes[micro_batch].calls[-1]
             if last is not None:
@@ -158,7 +161,7 @@ class StreamedModel:
         for index in reversed(self.skeleton.unit_layers[unit]):
             segment.insert(0, index)
             if not self._call(work, index).chained:
-                self._backward_segment(work, segment)
+                self._backward_segment(work, segment, unit)
                 segment = []
 
     def boundary(self, unit: int, micro_batch: int) -> Tensor:
@@ -286,8 +289,8 @@ class StreamedModel:
             raise ValueError(f"layer {index} of micro-batch {work.index} has no forward to go back through")
         return call
 
-    def _backward_segment(self, work: _Pass, layers: list[int]) -> None:
-        """Recompute layers that follow on each other directly, then go back through them at once."""
+    def _backward_segment(self, work: _Pass, layers: list[int], unit: int) -> None:
+        """Recompute layers of a unit that follow on each other directly, then go back through them at once."""
         hidden: Tensor | None = None
         roots: list[Tensor] = []
         gradients: list[Tensor] = []
@@ -296,6 +299,7 @@ class StreamedModel:
             hidden, more_roots, more_gradients = self._call(work, index).run_again(self._forwards[index], hidden)
             roots += more_roots
             gradients += more_gradients
+        self._note_reach(unit, roots, last=layers[0] == self.skeleton.unit_layers[unit][0])
         torch.autograd.backward(roots, gradients)
         for index in layers:
             for original, leaf in self._call(work, index).inputs:
@@ -324,12 +328,19 @@ class StreamedModel:
         names = [slot.name for slot in self.skeleton.layouts[0].parameters]
         leaves = [self.skeleton.parameters[name] for name in names]
         roots, gradients = zip(*work.deferred.values(), strict=True)
+        self._note_reach(0, roots)
         self._embedding_weights = weights
         try:
             torch.autograd.backward(roots, gradients, inputs=[leaf for leaf in leaves if leaf.requires_grad])
         finally:
             self._embedding_weights = None
         del self._passes[work.index]
+
+    def _note_reach(self, unit: int, roots: Iterable[Tensor], *, last: bool = True) -> None:
+        try:
+            self._reach.note(unit, roots, micro_batches=len(self._micro_batches), last=last)
+        except UnsupportedCallError as error:
+            raise self._refusal(str(error)) from error
 
     def _remembering_weights(self, weights: Tensor | None) -> AbstractContextManager[None]:
         """In the embedding's forward, save places in the weights instead of views of a buffer that will be reused."""

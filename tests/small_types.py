@@ -1,0 +1,71 @@
+"""A small config of every causal language model type that transformers knows, made by rule where a rule does."""
+
+from typing import Any
+
+from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
+
+LAYERS = 4
+
+_WIDTH, _INNER, _EXPERT = 64, 96, 48
+
+SIZES: dict[str, Any] = {
+    **dict.fromkeys(["vocab_size", "text_vocab_size", "vocab_size_per_layer_input"], 128),
+    **dict.fromkeys(["hidden_size", "d_model", "n_embd", "emb_dim", "dim", "embedding_size", "dim_model"], _WIDTH),
+    **dict.fromkeys(["intermediate_size", "ffn_dim", "decoder_ffn_dim", "encoder_ffn_dim", "dim_ff", "dff"], _INNER),
+    **dict.fromkeys(["moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"], _EXPERT),
+    **dict.fromkeys(
+        ["num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers"], LAYERS
+    ),
+    **dict.fromkeys(
+        ["num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads", "encoder_attention_heads"],
+        4,
+    ),
+    **dict.fromkeys(["num_key_value_heads", "num_kv_heads", "swa_num_key_value_heads"], 2),
+    **dict.fromkeys(["head_dim", "global_head_dim", "swa_head_dim", "v_head_dim", "qk_nope_head_dim"], 16),
+    **dict.fromkeys(["max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx"], 128),
+    **dict.fromkeys(["max_target_positions", "max_source_positions"], 128),
+    **dict.fromkeys(["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"], 4),
+    **dict.fromkeys(["num_experts_per_tok", "moe_topk", "moe_k"], 2),
+    **dict.fromkeys(["n_group", "topk_group", "first_k_dense_replace", "n_shared_experts"], 1),
+    **dict.fromkeys(["linear_num_key_heads", "mamba_n_groups"], 2),
+    **dict.fromkeys(["linear_num_value_heads"], 4),
+    **dict.fromkeys(["linear_key_head_dim", "linear_value_head_dim"], 16),
+    **dict.fromkeys(["state_size", "mamba_d_state", "ssm_state_size", "hidden_size_per_layer_input"], 8),
+    "qk_rope_head_dim": 8,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 16,
+    "rotary_dim": 8,
+    "query_pre_attn_scalar": 16,
+    "sliding_window": 6,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "is_decoder": True,
+    "use_cache": False,
+}
+"""Values of settings that many configs have, where they have them."""
+
+OWN: dict[str, dict[str, Any]] = {}
+"""What some types need besides, or instead; None leaves a setting of the rule out."""
+
+
+def small_settings(config_class: type[PretrainedConfig], own: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a small model."""
+    default = config_class()
+    known = {*vars(default), *getattr(config_class, "attribute_map", {})}
+    settings = {name: value for name, value in SIZES.items() if name in known}
+    for name, sub in (getattr(config_class, "sub_configs", None) or {}).items():
+        if name in own and not isinstance(own[name], dict):
+            continue
+        sub_class = type(getattr(default, name, None))
+        if issubclass(sub_class, PretrainedConfig):
+            settings[name] = small_settings(sub_class, own.get(name, {}))
+        elif isinstance(sub, type) and issubclass(sub, PretrainedConfig) and sub is not AutoConfig:
+            settings[name] = small_settings(sub, own.get(name, {}))
+    settings |= {name: value for name, value in own.items() if name not in settings or not isinstance(value, dict)}
+    return {name: value for name, value in settings.items() if value is not ...}
+
+
+def small_config_of(model_type: str) -> PretrainedConfig:
+    """The config of a small model of a type."""
+    return AutoConfig.for_model(model_type, **small_settings(CONFIG_MAPPING[model_type], OWN.get(model_type, {})))
