@@ -45,8 +45,26 @@ SIZES: dict[str, Any] = {
 }
 """Values of settings that many configs have, where they have them."""
 
-OWN: dict[str, dict[str, Any]] = {}
-"""What some types need besides, or instead; None leaves a setting of the rule out."""
+_TWO_KINDS = ["sliding_attention", "full_attention"] * 2
+
+OWN: dict[str, dict[str, Any]] = {
+    "gemma3_text": {"layer_types": _TWO_KINDS},
+    "gemma3n_text": {
+        "intermediate_size": [96] * 4,
+        "layer_types": _TWO_KINDS,
+        "num_kv_shared_layers": 2,
+        "laurel_rank": 8,
+        "activation_sparsity_pattern": [0.0] * 4,
+        "altup_num_inputs": 2,
+    },
+    "gemma4_text": {"layer_types": _TWO_KINDS, "num_kv_shared_layers": 2},
+    "cohere2": {"layer_types": _TWO_KINDS},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 6},
+    "mpt": {"expansion_ratio": 2},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "block_auto_adjust_ff_dim": False},
+    "qwen3_next": {"layer_types": ["linear_attention", "full_attention"] * 2},
+}
+"""What some types need besides, or instead; ``...`` leaves a setting of the rule out."""
 
 
 def small_settings(config_class: type[PretrainedConfig], own: dict[str, Any]) -> dict[str, Any]:

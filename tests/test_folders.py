@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from small_run import write_config
 from test_cli import command  # noqa: F401
 from test_export import assert_equal, saved_model, tensors_in
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from greedysnake import AdamW, Trainer
 from greedysnake.data import load_tokenizer
@@ -190,15 +190,24 @@ def test_code_in_a_model_folder_runs_only_if_it_is_trusted(tmp_path, monkeypatch
 
 
 def test_parameters_that_text_does_not_reach_are_refused_unless_frozen(tmp_path):
+    sizes = {"d_model": 64, "decoder_layers": 4, "decoder_attention_heads": 4, "decoder_ffn_dim": 96}
+    config = AutoConfig.for_model("bart", **sizes, encoder_layers=1, vocab_size=128, max_position_embeddings=128)
+    batch = random_batches(1)[0]
+    with (
+        Trainer(config, tmp_path / "a", **SMALL) as trainer,
+        pytest.raises(ModelError, match=r"parameters get no gradient from text .*encoder_attn.*Freeze them"),
+    ):
+        trainer.step(batch)
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(small_config("llama")).float()
-    model.model.layers[2].register_parameter("vision", torch.nn.Parameter(torch.ones(8, 8)))
-    with Trainer(model, tmp_path / "a", **SMALL) as trainer:
-        before = {slot.name for layout in trainer.skeleton.layouts for slot in layout.parameters}
-        assert "model.layers.2.vision" not in before  # a skeleton is made of the config alone
-    config = small_config("opt")
-    with Trainer(config, tmp_path / "b", **SMALL) as trainer:
-        trainer.step(random_batches(1)[0])
+    model = AutoModelForCausalLM.from_config(config).float()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("encoder_attn" not in name)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with Trainer(model, tmp_path / "b", **SMALL, optimizer=AdamW(lr=1e-2, weight_decay=0.5)) as trainer:
+        trainer.step(batch)
+        trainer.save_pretrained(tmp_path / "out")
+    after = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    assert all(torch.equal(after[name], before[name]) == ("encoder_attn" in name) for name in before)
 
 
 # Names on the hub
@@ -220,7 +229,7 @@ def test_a_hub_name_is_found_in_the_local_cache(tmp_path, command, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cached(tmp_path / "cache", "some-org/small.model", model_folder(tmp_path / "model"))
     path = write_config(tmp_path, model={"path": "some-org/small.model", "config": None})
-    status, output, errors = command("train", path)
+    status, _, errors = command("train", path)
     assert status == 0, errors
     assert command("export", tmp_path / "run", tmp_path / "out")[0] == 0
     assert AutoTokenizer.from_pretrained(tmp_path / "out").eos_token == "<|endoftext|>"

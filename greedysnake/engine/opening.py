@@ -148,7 +148,7 @@ def write_model(
         if progress is not None:
             progress(there, total)
         masters = {unit: torch.zeros(skeleton.layouts[unit].gradient_elements) for unit in units}
-        initialize_units(skeleton, masters, seed)
+        initialize_units(skeleton, masters, seed, buffers_only=not isinstance(model, PretrainedConfig))
         if checkpoint is not None:
             checkpoint.fill(skeleton, masters, seed)
         elif isinstance(model, PreTrainedModel):

@@ -63,6 +63,7 @@ def export_model(skeleton: Skeleton, read_unit: UnitReader, folder: Path, option
             hold a weight.
     """
     options = options or ExportOptions()
+    folder = Path(os.path.abspath(folder))  # as "." has no name
     _check_target(folder, overwrite=options.overwrite)
     partial = _hidden_twin(folder, "partial")
     try:
@@ -176,14 +177,14 @@ def _check_target(folder: Path, *, overwrite: bool) -> None:
 
 
 def _hidden_twin(folder: Path, what: str) -> Path:
-    return folder.with_name(f".{folder.resolve().name}.{what}-{os.getpid()}")
+    return folder.with_name(f".{folder.name}.{what}-{os.getpid()}")
 
 
 def _remove_leftovers(folder: Path) -> None:
     """Remove what exports to the same folder left when they were killed."""
     if not folder.parent.is_dir():
         return
-    for path in folder.parent.glob(f".{folder.resolve().name}.partial-*"):
+    for path in folder.parent.glob(f".{folder.name}.partial-*"):
         process = path.name.rpartition("-")[2]
         if process.isdecimal() and not _runs(int(process)):
             shutil.rmtree(path, ignore_errors=True)

@@ -23,7 +23,9 @@ def mix_seed(*numbers: int) -> int:
     return state % 2**63
 
 
-def initialize_units(skeleton: Skeleton, masters: Mapping[int, Tensor], seed: int) -> None:
+def initialize_units(
+    skeleton: Skeleton, masters: Mapping[int, Tensor], seed: int, *, buffers_only: bool = False
+) -> None:
     """Random weights for decoder units, or for embedding and head together.
 
     Buffers of the modules (rotary frequencies, say) are set in passing. The numbers depend on ``seed``
@@ -33,6 +35,7 @@ def initialize_units(skeleton: Skeleton, masters: Mapping[int, Tensor], seed: in
         skeleton: the model.
         masters: by unit, float32 memory with the layout of its gradient buffer, filled in place.
         seed: of the run.
+        buffers_only: set the modules' buffers and leave the weights, which come from elsewhere.
     """
     for unit, master in masters.items():
         for slot in skeleton.layouts[unit].parameters:
@@ -40,6 +43,9 @@ def initialize_units(skeleton: Skeleton, masters: Mapping[int, Tensor], seed: in
     model, layers = skeleton.model, skeleton.structure.layers
     inner = [index for unit in masters for index in skeleton.unit_layers[unit]]
     _forget_flags(model)
+    if buffers_only:
+        for parameter in model.parameters():
+            setattr(parameter, _FLAG, True)
     with torch.random.fork_rng(devices=[]), torch.no_grad(), transformers_init.guard_torch_init_functions():
         for index in inner:
             torch.manual_seed(mix_seed(seed, 1 + index))
