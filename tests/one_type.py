@@ -146,7 +146,8 @@ def in_a_process(model_type: str, *, show: bool = False) -> Row:
     """What comes of a type, in a process of its own that may take three minutes."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    folder = Path(tempfile.mkdtemp(prefix="greedysnake-coverage-"))
+    memory = Path("/dev/shm")  # thousands of flushes would take their time on a disk
+    folder = Path(tempfile.mkdtemp(prefix="greedysnake-coverage-", dir=memory if memory.is_dir() else None))
     process = context.Process(target=_child, args=(model_type, folder, theirs, show))
     process.start()
     theirs.close()

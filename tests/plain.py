@@ -103,7 +103,9 @@ class PlainTrainer:
         return _Remove()
 
 
-def _added(gradients: list[dict[str, Tensor]], name: str, order: Sequence[int]) -> Tensor:
+def _added(gradients: list[dict[str, Tensor]], name: str, order: Sequence[int]) -> Tensor | None:
+    if all(name not in found for found in gradients):
+        return None  # frozen
     total = torch.zeros_like(next(g[name] for g in gradients if name in g))
     for index in order:
         if name in gradients[index]:

@@ -62,6 +62,19 @@ OWN: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 6},
     "mpt": {"expansion_ratio": 2},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "block_auto_adjust_ff_dim": False},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0},
+        "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "dots3_note": {"num_key_value_heads": 4},
+    "dots3_note_text": {"num_key_value_heads": 4},
+    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 4}},
+    "mamba2": {"num_heads": 8},
+    "reformer": {"axial_pos_embds_dim": (32, 32), "axial_pos_shape": (8, 16), "attn_layers": ["local", "lsh"] * 2},
+    "zamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "zamba2": {"layer_types": ["linear_attention", "hybrid"] * 2},
+    "zaya": {"num_experts_per_tok": 1},
     "qwen3_next": {"layer_types": ["linear_attention", "full_attention"] * 2},
 }
 """What some types need besides, or instead; ``...`` leaves a setting of the rule out."""

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -37,26 +38,23 @@ def model_folder(folder: Path, **settings) -> Path:
 # Loads that are broken off
 
 
-def die_at(unit: int):
-    def before() -> None:
-        loading.COMMIT_BYTES = 1
-        fill = Checkpoint.fill
+def die_at(unit: int) -> None:
+    loading.COMMIT_BYTES = 1
+    fill = Checkpoint.fill
 
-        def fill_or_die(self, skeleton, masters, seed=0):
-            if unit in masters:
-                os.kill(os.getpid(), signal.SIGKILL)
-            fill(self, skeleton, masters, seed)
+    def fill_or_die(self, skeleton, masters, seed=0):
+        if unit in masters:
+            os.kill(os.getpid(), signal.SIGKILL)
+        fill(self, skeleton, masters, seed)
 
-        Checkpoint.fill = fill_or_die
-
-    return before
+    Checkpoint.fill = fill_or_die
 
 
 @pytest.mark.parametrize("unit", [0, 1, 3])
 def test_a_load_that_is_killed_goes_on_where_it_was(tmp_path, command, monkeypatch, unit):  # noqa: F811
     model = model_folder(tmp_path / "model")
     path = write_config(tmp_path, model={"path": str(model), "config": None})
-    killed = Command(["train", path], tmp_path / "log", die_at(unit))
+    killed = Command(["train", path], tmp_path / "log", partial(die_at, unit))
     assert killed.ending()[0] == -signal.SIGKILL
     run = tmp_path / "run"
     for verb in ("export", "verify"):
@@ -191,7 +189,7 @@ def test_code_in_a_model_folder_runs_only_if_it_is_trusted(tmp_path, monkeypatch
 
 def test_parameters_that_text_does_not_reach_are_refused_unless_frozen(tmp_path):
     sizes = {"d_model": 64, "decoder_layers": 4, "decoder_attention_heads": 4, "decoder_ffn_dim": 96}
-    config = AutoConfig.for_model("bart", **sizes, encoder_layers=1, vocab_size=128, max_position_embeddings=128)
+    config = AutoConfig.for_model("bart", **sizes, encoder_layers=4, vocab_size=128, max_position_embeddings=128)
     batch = random_batches(1)[0]
     with (
         Trainer(config, tmp_path / "a", **SMALL) as trainer,
