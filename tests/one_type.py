@@ -3,7 +3,9 @@
 import logging
 import multiprocessing
 import os
+import resource
 import shutil
+import signal
 import sys
 import tempfile
 import traceback
@@ -25,6 +27,7 @@ from greedysnake import AdamW, LearningRate, Trainer
 from greedysnake.errors import ModelError
 
 SECONDS = 180
+"""Of processor time that a type may take."""
 STEPS = 2
 TOLERANCE = 1e-3
 """Most mean difference of parameters, as a share of the mean change by training."""
@@ -129,6 +132,7 @@ def _child(model_type: str, folder: Path, answer: Connection, show: bool) -> Non
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     transformers.utils.logging.disable_progress_bar()
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     torch.set_num_threads(1)
     torch.manual_seed(0)
     if not show:
@@ -143,7 +147,7 @@ def _child(model_type: str, folder: Path, answer: Connection, show: bool) -> Non
 
 
 def in_a_process(model_type: str, *, show: bool = False) -> Row:
-    """What comes of a type, in a process of its own that may take three minutes."""
+    """What comes of a type, in a process of its own."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     memory = Path("/dev/shm")  # thousands of flushes would take their time on a disk
@@ -152,11 +156,11 @@ def in_a_process(model_type: str, *, show: bool = False) -> Row:
     process.start()
     theirs.close()
     try:
-        if ours.poll(SECONDS):
-            return Row(**ours.recv())
-        return Row(model_type=model_type, result=UNTESTED, reason=f"takes more than {SECONDS} s")
+        return Row(**ours.recv())
     except EOFError:
         process.join()
+        if process.exitcode in (-signal.SIGXCPU, -signal.SIGKILL):
+            return Row(model_type=model_type, result=UNTESTED, reason=f"takes more than {SECONDS} s")
         return Row(model_type=model_type, result=WRONG, reason=f"its process ended with {process.exitcode}")
     finally:
         process.kill()

@@ -64,12 +64,18 @@ OWN: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "block_auto_adjust_ff_dim": False},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "dbrx": {
-        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0},
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
         "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
     },
-    "dots3_note": {"num_key_value_heads": 4},
-    "dots3_note_text": {"num_key_value_heads": 4},
-    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 4}},
+    "gemma4_assistant": {
+        "text_config": {
+            "hidden_size_per_layer_input": 0,
+            "vocab_size_per_layer_input": 0,
+            "num_kv_shared_layers": 4,
+            "enable_moe_block": False,
+            "use_double_wide_mlp": False,
+        }
+    },
     "mamba2": {"num_heads": 8},
     "reformer": {"axial_pos_embds_dim": (32, 32), "axial_pos_shape": (8, 16), "attn_layers": ["local", "lsh"] * 2},
     "zamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
@@ -93,6 +99,8 @@ def small_settings(config_class: type[PretrainedConfig], own: dict[str, Any]) ->
             settings[name] = small_settings(sub_class, own.get(name, {}))
         elif isinstance(sub, type) and issubclass(sub, PretrainedConfig) and sub is not AutoConfig:
             settings[name] = small_settings(sub, own.get(name, {}))
+    if "kv_lora_rank" in known and "num_key_value_heads" in known:  # each head has its own
+        settings["num_key_value_heads"] = settings.get("num_attention_heads", 4)
     settings |= {name: value for name, value in own.items() if name not in settings or not isinstance(value, dict)}
     return {name: value for name, value in settings.items() if value is not ...}
 

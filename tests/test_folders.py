@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from small_run import write_config
 from test_cli import command  # noqa: F401
 from test_export import assert_equal, saved_model, tensors_in
+from test_resume import losses_of
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from greedysnake import AdamW, Trainer
@@ -71,6 +72,7 @@ def test_a_load_that_is_killed_goes_on_where_it_was(tmp_path, command, monkeypat
     assert "Done: 4 steps" in output
     assert list((run / "store" / "model").glob("loading-*")) == []
     assert command("train", path, f"run={tmp_path / 'whole'}")[0] == 0
+    assert losses_of(run) == losses_of(tmp_path / "whole")
     ours, theirs = weights_in(run / "store"), weights_in(tmp_path / "whole" / "store")
     assert [key for key in theirs if not torch.equal(ours[key], theirs[key])] == []
 

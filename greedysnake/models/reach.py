@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from greedysnake.models.calls import UnsupportedCallError
+from greedysnake.errors import ModelError
 from greedysnake.models.skeleton import Skeleton
 
 _ONE_OF_MANY_EXPERTS = re.compile(r"experts?\.\d+\.")  # has none where the router sends it nothing, and that is right
@@ -35,6 +35,7 @@ class Reach:
     """
 
     def __init__(self, skeleton: Skeleton) -> None:
+        self._model_type = skeleton.model.config.model_type
         self._left: dict[int, dict[int, str]] = {}
         self._passes: dict[int, int] = {}
         for unit, layout in enumerate(skeleton.layouts):
@@ -54,7 +55,7 @@ class Reach:
             last: whether this is the last part of the unit's backward for this micro-batch.
 
         Raises:
-            UnsupportedCallError: all micro-batches of a step have gone through it, and parameters got nothing.
+            ModelError: all micro-batches of a step have gone through it, and parameters got nothing.
         """
         left = self._left.get(unit)
         if left is None:
@@ -67,8 +68,9 @@ class Reach:
         del self._left[unit]
         if left:
             names = list(left.values())
-            raise UnsupportedCallError(
-                f"{len(names)} of its trained parameters get no gradient from text ({', '.join(names[:2])}"
-                f"{', ...' if len(names) > 2 else ''}), and weight decay alone would change them. Freeze them "
-                f"(requires_grad_(False) on a loaded model), or take the text-only type of this model"
+            raise ModelError(
+                f"models of type {self._model_type!r} cannot be trained as they are: {len(names)} parameters get no "
+                f"gradient from text ({', '.join(names[:2])}{', ...' if len(names) > 2 else ''}), and weight decay "
+                f"alone would change them. Freeze them (requires_grad_(False) on a loaded model), or take a model "
+                f"without them"
             )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.core_model_loading import build_glob_alternation
 from transformers.pytorch_utils import Conv1D
 
@@ -88,11 +88,17 @@ def empty_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel
         with torch.device("meta"):
             # a config made of a model folder's own code is there only if that code may be run
             own_code = type(config).__module__.startswith("transformers_modules.")
-            return AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype, trust_remote_code=own_code)
+            model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype, trust_remote_code=own_code)
     except Exception as error:
         raise ModelError(
             f"transformers cannot build a causal language model of type {config.model_type!r}: {error}"
         ) from error
+    if type(model.config) is not type(config) and type(model.config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(
+            f"models of type {config.model_type!r} cannot be trained: transformers makes a model of type "
+            f"{model.config.model_type!r} of them, which AutoModelForCausalLM does not load once it is saved"
+        )
+    return model
 
 
 def build_skeleton(

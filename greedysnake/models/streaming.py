@@ -337,10 +337,7 @@ class StreamedModel:
         del self._passes[work.index]
 
     def _note_reach(self, unit: int, roots: Iterable[Tensor], *, last: bool = True) -> None:
-        try:
-            self._reach.note(unit, roots, micro_batches=len(self._micro_batches), last=last)
-        except UnsupportedCallError as error:
-            raise self._refusal(str(error)) from error
+        self._reach.note(unit, roots, micro_batches=len(self._micro_batches), last=last)
 
     def _remembering_weights(self, weights: Tensor | None) -> AbstractContextManager[None]:
         """In the embedding's forward, save places in the weights instead of views of a buffer that will be reused."""
