@@ -78,6 +78,8 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "mamba2": {"num_heads": 8},
     "reformer": {"axial_pos_embds_dim": (32, 32), "axial_pos_shape": (8, 16), "attn_layers": ["local", "lsh"] * 2},
+    "inkling2_text": {"unpadded_vocab_size": 126},
+    "inkling2_loop_text": {"unpadded_vocab_size": 126},
     "zamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "zamba2": {"layer_types": ["linear_attention", "hybrid"] * 2},
     "zaya": {"num_experts_per_tok": 1},
@@ -101,6 +103,8 @@ def small_settings(config_class: type[PretrainedConfig], own: dict[str, Any]) ->
             settings[name] = small_settings(sub, own.get(name, {}))
     if "kv_lora_rank" in known and "num_key_value_heads" in known:  # each head has its own
         settings["num_key_value_heads"] = settings.get("num_attention_heads", 4)
+    if "qk_rope_head_dim" in known:  # the part of a head that is turned, which is what head_dim means there
+        settings.pop("head_dim", None)
     settings |= {name: value for name, value in own.items() if name not in settings or not isinstance(value, dict)}
     return {name: value for name, value in settings.items() if value is not ...}
 

@@ -155,7 +155,17 @@ def _published(skeleton: Skeleton, tensors: dict[str, Tensor]) -> dict[str, Tens
     """Tensors as a published model has them: under its names, experts apart, without what is not saved."""
     model = skeleton.model
     left_out = set(model._keys_to_ignore_on_save or ())
-    return dict(revert_weight_conversion(model, {n: t for n, t in tensors.items() if n not in left_out}))
+    saved = {_main_name(skeleton, name): t for name, t in tensors.items() if name not in left_out}
+    return dict(revert_weight_conversion(model, saved))
+
+
+def _main_name(skeleton: Skeleton, name: str) -> str:
+    """The name under which transformers saves a tied weight: that of the one that the others are tied to."""
+    parameter = skeleton.parameters.get(name)
+    if parameter is None or name not in skeleton.model.all_tied_weights_keys:
+        return name
+    aliases = [other for other, p in skeleton.model.named_parameters(remove_duplicate=False) if p is parameter]
+    return next((other for other in aliases if other not in skeleton.model.all_tied_weights_keys), name)
 
 
 # Folders that appear whole or not at all
