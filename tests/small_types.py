@@ -92,19 +92,21 @@ OWN: dict[str, dict[str, Any]] = {
 """What some types need besides, or instead; ``...`` leaves a setting of the rule out."""
 
 
-def small_settings(config_class: type[PretrainedConfig], own: dict[str, Any]) -> dict[str, Any]:
+def small_settings(config_class: type[PretrainedConfig], own: dict[str, Any], layers: int = LAYERS) -> dict[str, Any]:
     """Settings of a small model."""
     default = config_class()
     known = {*vars(default), *getattr(config_class, "attribute_map", {})}
     settings = {name: value for name, value in SIZES.items() if name in known}
+    settings |= {name: layers for name in ("num_hidden_layers", "num_layers") if name in settings}
     for name, sub in (getattr(config_class, "sub_configs", None) or {}).items():
         if name in own and not isinstance(own[name], dict):
             continue
+        depth = LAYERS if "text" in name or "decoder" in name else LAYERS - 1  # others must not be taken for it
         sub_class = type(getattr(default, name, None))
         if issubclass(sub_class, PretrainedConfig):
-            settings[name] = small_settings(sub_class, own.get(name, {}))
+            settings[name] = small_settings(sub_class, own.get(name, {}), depth)
         elif isinstance(sub, type) and issubclass(sub, PretrainedConfig) and sub is not AutoConfig:
-            settings[name] = small_settings(sub, own.get(name, {}))
+            settings[name] = small_settings(sub, own.get(name, {}), depth)
     if "kv_lora_rank" in known and "num_key_value_heads" in known:  # each head has its own
         settings["num_key_value_heads"] = settings.get("num_attention_heads", 4)
     if "qk_rope_head_dim" in known:  # the part of a head that is turned, which is what head_dim means there

@@ -224,7 +224,7 @@ def prepare_inputs(config: RunConfig, cache_dir: Path | None = None) -> Inputs:
             return None
 
     path, trusted = config.model.path, config.model.trust_remote_code
-    model = _config_from(config) if path is None else attempt(lambda: local_folder(path, with_code=trusted))
+    model = attempt(lambda: _config_from(config) if path is None else local_folder(path, with_code=trusted))
     model_config = None if model is None else attempt(lambda: config_of(model, trust_remote_code=trusted))
     source: str | Path | None = config.model.tokenizer or "bytes"
     if path is not None and source == str(path):
