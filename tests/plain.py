@@ -65,7 +65,8 @@ class PlainTrainer:
                 continue
             parameter.grad = _added(gradients, name, order(name))
             if name in tied:
-                parameter.grad = _added(gradients, tied[name], head_order) + parameter.grad
+                embedding, head = tied[name]
+                parameter.grad = _added(gradients, head, head_order) + _added(gradients, embedding, order(name))
         if self.settings.max_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm)
         for group in self.optimizer.param_groups:
@@ -74,15 +75,18 @@ class PlainTrainer:
         self._step += 1
         return loss
 
-    def _untied_twin(self) -> tuple[PreTrainedModel, dict[str, str]]:
-        """A copy in which the head has a weight of its own; and its name, by the embedding's."""
+    def _untied_twin(self) -> tuple[PreTrainedModel, dict[str, tuple[str, str]]]:
+        """A copy in which the head has a weight of its own; and the embedding's and its name there, by the model's."""
         twin = copy.deepcopy(self.model)
         embedding, head = twin.get_input_embeddings(), twin.get_output_embeddings()
         if head is None or head.weight is not embedding.weight:
             return twin, {}
         head.weight = nn.Parameter(embedding.weight.detach().clone(), requires_grad=embedding.weight.requires_grad)
         names = {id(p): name for name, p in twin.named_parameters()}
-        return twin, {names[id(embedding.weight)]: names[id(head.weight)]}
+        shared = next(
+            name for name, p in self.model.named_parameters() if p is self.model.get_input_embeddings().weight
+        )
+        return twin, {shared: (names[id(embedding.weight)], names[id(head.weight)])}
 
     def _seeded(self, model: PreTrainedModel, micro_batch: int):
         """Draw each layer's random numbers from the seeds that the streamed model uses."""
@@ -108,7 +112,9 @@ class PlainTrainer:
         return _Remove()
 
 
-def _added(gradients: list[dict[str, Tensor]], name: str, order: Sequence[int]) -> Tensor:
+def _added(gradients: list[dict[str, Tensor]], name: str, order: Sequence[int]) -> Tensor | None:
+    if all(name not in found for found in gradients):
+        return None  # frozen
     total = torch.zeros_like(next(g[name] for g in gradients if name in g))
     for index in order:
         if name in gradients[index]:

@@ -136,6 +136,13 @@ def preview(
 def export(
     run: Run,
     out: Annotated[Path, typer.Argument(help="Folder to create; transformers' from_pretrained loads it.")],
+    *,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="bfloat16, float16, or float32: the master weights exactly; default: the run's."),
+    ] = None,
+    max_shard_size: Annotated[str, typer.Option(help="Most bytes of a weight file.")] = "5GB",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model folder that is there.")] = False,
     merge: Annotated[
         bool, typer.Option("--merge", help="Of a run with LoRA: the whole model, with the adapters merged into it.")
     ] = False,
@@ -148,7 +155,13 @@ def export(
     from greedysnake.cli.best import export_best
     from greedysnake.cli.exporting import export_run
 
-    report = export_best(run, out) if best else export_run(run, out, merge=merge)
+    bar = Console(stderr=True, soft_wrap=True, highlight=False)
+    if best:
+        report = export_best(run, out)
+    else:
+        report = export_run(
+            run, out, dtype=dtype, max_shard_size=max_shard_size, overwrite=overwrite, merge=merge, console=bar
+        )
     if as_json:
         typer.echo(json.dumps(report))
         return
@@ -510,8 +523,9 @@ def main() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     try:
         app()
-    except KeyboardInterrupt:
-        Console(stderr=True).print("Interrupted before training began; nothing was kept.")
+    except KeyboardInterrupt as interrupt:
+        message = str(interrupt) or "Interrupted before training began; nothing was kept."
+        Console(stderr=True).print(escape(message), highlight=False, soft_wrap=True)
         sys.exit(130)
     except GreedySnakeError as error:
         Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)

@@ -3,52 +3,81 @@
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from torch import Tensor
 
-from greedysnake.cli.resuming import TOKENIZER_FOLDER, run_config
-from greedysnake.data import load_tokenizer
-from greedysnake.engine.opening import open_committed
-from greedysnake.engine.unit_store import read_unit_weights
-from greedysnake.errors import ConfigError
-from greedysnake.models.export import export_adapter, export_model
+from greedysnake.cli.resuming import TOKENIZER_FOLDER, moving_bar, run_config
+from greedysnake.engine.opening import companion_files, export_options, open_committed
+from greedysnake.engine.unit_store import read_unit
+from greedysnake.errors import ConfigError, ModelError
+from greedysnake.models.export import DEFAULT_SHARD_BYTES, export_adapter, export_model
 
 
-def export_run(run: Path, out: Path, *, merge: bool = False) -> dict[str, Any]:
+def export_run(
+    run: Path,
+    out: Path,
+    *,
+    dtype: str | None = None,
+    max_shard_size: int | str = DEFAULT_SHARD_BYTES,
+    overwrite: bool = False,
+    merge: bool = False,
+    console: Console | None = None,
+) -> dict[str, Any]:
     """Write the model of a run, a unit at a time, with its tokenizer; of a run with LoRA, the adapters alone.
 
     Args:
-        run: the run folder.
-        out: folder to create.
+        run: the run's folder.
+        out: to be created; it appears when it is complete.
+        dtype: ``bfloat16``, ``float16`` or ``float32``, which are the master weights; None: the run's.
+        max_shard_size: most bytes of a file.
+        overwrite: whether a model folder that is there is replaced.
         merge: of a run with LoRA, write the whole model, with the adapters merged into its weights.
+        console: for a progress bar.
 
     Returns:
         ``steps_done`` at the last snapshot, ``folder``, and whether it holds an ``adapter`` alone.
 
     Raises:
-        ConfigError: ``run`` is not a run folder, or there is nothing to merge.
+        ConfigError: ``run`` is not a run folder, there is nothing to merge, or ``dtype`` or ``max_shard_size`` is none.
         StorageError: its store cannot be read, or the run is still going.
-        ModelError: ``out`` exists or cannot be written.
+        ModelError: ``out`` exists or cannot be written, or the dtype cannot hold a weight.
     """
-    store, skeleton, contents = open_committed(run_config(run).storage_folders)
-    try:
-        if merge and skeleton.lora is None:
-            raise ConfigError(f"--merge: {run} has no LoRA adapters; without it, its whole model is written")
-        layouts = skeleton.layouts
+    folders = run_config(run).storage_folders
+    _check_apart(out, run, folders)
+    own = run / TOKENIZER_FOLDER
+    beside = companion_files(folders[0], own if own.is_dir() else None)
+    with moving_bar(console, "Writing") as progress:
+        options = export_options(dtype, max_shard_size, overwrite=overwrite, beside=beside, progress=progress)
+        store, skeleton, contents = open_committed(folders)
+        try:
 
-        def read_unit(unit: int) -> dict[str, Tensor]:
-            return read_unit_weights(store, unit, layouts[unit])
+            def read(unit: int, masters: bool) -> dict[str, Tensor]:
+                return read_unit(store, unit, skeleton.layouts[unit], masters=masters)
 
-        adapter = skeleton.lora is not None and not merge
-        if adapter:
-            export_adapter(skeleton, read_unit, out, contents["base_model"])
-        else:
-            export_model(skeleton, read_unit, out)
-    finally:
-        store.close()
-    if (run / TOKENIZER_FOLDER).is_dir():
-        load_tokenizer(run / TOKENIZER_FOLDER).save_pretrained(out)
+            if merge and skeleton.lora is None:
+                raise ConfigError(f"--merge: {run} has no LoRA adapters; without it, its whole model is written")
+            adapter = skeleton.lora is not None and not merge
+            if adapter:
+                export_adapter(skeleton, read, out, contents["base_model"], options)
+            else:
+                export_model(skeleton, read, out, options)
+        finally:
+            store.close()
     return {
         "folder": str(out),
         "adapter": adapter,
         "steps_done": contents["progress"]["steps_done"],
     }
+
+
+def _check_apart(out: Path, run: Path, storage: list[Path]) -> None:
+    """Refuse to write over the run itself.
+
+    Raises:
+        ModelError: ``out`` is the run's folder, or is, holds or lies in one of its storage folders.
+    """
+    place, own = out.resolve(), [folder.resolve() for folder in storage]
+    if any(place == folder or place in folder.parents for folder in (run.resolve(), *own)) or any(
+        folder in place.parents for folder in own
+    ):
+        raise ModelError(f"{out} is a place of the run itself. Choose another folder for the export")

@@ -76,7 +76,7 @@ def make_query(model: str, machine: str | None, fixed: dict[str, Any], overrides
     settings = load_config(path, overrides)
     values = dict(settings.model.config or {})
     config = (
-        config_of(settings.model.path)
+        config_of(settings.model.path, trust_remote_code=settings.model.trust_remote_code)
         if settings.model.path is not None
         else AutoConfig.for_model(values.pop("model_type"), **values)
     )

@@ -39,7 +39,7 @@ def run_probe(
         settings = load_config(config)
         values = dict(settings.model.config or {})
         model = {
-            "config": config_of(settings.model.path)
+            "config": config_of(settings.model.path, trust_remote_code=settings.model.trust_remote_code)
             if settings.model.path is not None
             else AutoConfig.for_model(values.pop("model_type"), **values),
             "dtype": settings.model.dtype,

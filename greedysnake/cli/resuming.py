@@ -10,8 +10,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from greedysnake.config import RunConfig, load_config
 from greedysnake.data import TokenBatches
+from greedysnake.engine.loading import half_loaded
 from greedysnake.engine.trainer import Trainer
 from greedysnake.errors import ConfigError, DataError
+from greedysnake.storage import Store
 
 DATA = "data"
 """Name of a note of the trainer: the fingerprint of the training data."""
@@ -67,6 +69,13 @@ def resumed_config(run: Path, overrides: Sequence[str]) -> RunConfig:
     return after
 
 
+def has_not_begun(run: Path, folders: Sequence[Path]) -> bool:
+    """Whether a run ended while its data was read or its model loaded, so that there is no training to go on with."""
+    if (run / "plan.json").exists() or (run / "metrics.jsonl").exists():
+        return False
+    return Store.contents_of(folders) is None or half_loaded(folders) is not None
+
+
 def as_saved(config: RunConfig, model: Path) -> RunConfig:
     """The config with model and tokenizer as the run saved them: the originals may have gone or changed."""
     tokenizer = config.run / TOKENIZER_FOLDER
@@ -89,8 +98,13 @@ def check_same_data(trainer: Trainer, batches: TokenBatches) -> None:
 
 
 @contextmanager
-def checking_bar(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar for bytes that are read and checked; gives what is told bytes so far and in all."""
+def moving_bar(console: Console | None, what: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar for bytes, with their rate; gives what is told bytes so far and in all.
+
+    Args:
+        console: where it is shown, while it goes on; None, or no terminal: nowhere.
+        what: is being done to the bytes.
+    """
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -98,8 +112,9 @@ def checking_bar(console: Console) -> Iterator[Callable[[int, int], None]]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("Checking", total=None)
+    shown = console is not None and console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
+        task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from greedysnake.cli.resuming import checking_bar, run_config
+from greedysnake.cli.resuming import moving_bar, run_config
 from greedysnake.engine.opening import open_committed
 from greedysnake.storage import remove_store
 
@@ -24,7 +24,7 @@ def verify_run(run: Path, console: Console) -> dict[str, Any]:
     store, _, contents = open_committed(run_config(run).storage_folders)
     checked = 0
     try:
-        with checking_bar(console) as progress:
+        with moving_bar(console, "Checking") as progress:
 
             def count(done: int, total: int) -> None:
                 nonlocal checked

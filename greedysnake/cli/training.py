@@ -22,7 +22,15 @@ from greedysnake.cli.length import describe_length, planned_steps
 from greedysnake.cli.loop import LOSS_BEFORE, METRICS_NAME, finish_run, train_steps
 from greedysnake.cli.predicted import describe_prediction, write_plan
 from greedysnake.cli.record import RunRecord
-from greedysnake.cli.resuming import DATA, TOKENIZER_FOLDER, as_saved, check_same_data, checking_bar, resumed_config
+from greedysnake.cli.resuming import (
+    DATA,
+    TOKENIZER_FOLDER,
+    as_saved,
+    check_same_data,
+    has_not_begun,
+    moving_bar,
+    resumed_config,
+)
 from greedysnake.cli.samples import SAMPLES_NAME, Sampler
 from greedysnake.config import RunConfig, dump_config
 from greedysnake.data import (
@@ -30,13 +38,17 @@ from greedysnake.data import (
     check_sequence_length,
     check_vocabulary,
     load_tokenizer,
+    token_id_bound,
     use_chat_template,
 )
+from greedysnake.engine.loading import half_loaded
 from greedysnake.engine.opening import MODEL_FOLDER, config_of
 from greedysnake.engine.trainer import Trainer
 from greedysnake.errors import ConfigError, DataError, GreedySnakeError, StorageError
+from greedysnake.models.hub import local_folder
 from greedysnake.models.layout import DEFAULT_CHUNK_ELEMENTS
 from greedysnake.models.lora import Lora
+from greedysnake.models.resize import with_vocabulary
 from greedysnake.models.skeleton import Skeleton
 from greedysnake.optim import AdamW, LearningRate
 from greedysnake.plan.activations import BatchShape
@@ -55,6 +67,13 @@ ONE_SLOT = (
 BROKEN_OFF = "a second interrupt, before the step in flight had ended"
 
 
+class LoadingBrokenOff(KeyboardInterrupt):
+    """An interrupt while the model of a new run was being loaded; what has been loaded is kept."""
+
+    def __init__(self, run: Path) -> None:
+        super().__init__(f"Interrupted while the model was being loaded. greedysnake resume {run} goes on with that.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
     """What a run is made from, checked against each other."""
@@ -65,6 +84,7 @@ class Inputs:
     mask_bytes: int
     steps: int
     """Of the whole run."""
+    vocab_size: int | None = None
 
 
 def run_training(config: RunConfig, console: Console) -> tuple[dict[str, Any], list[tuple[int, float]]]:
@@ -83,11 +103,25 @@ def run_training(config: RunConfig, console: Console) -> tuple[dict[str, Any], l
         )
     _check_packages(config)
     start = time.perf_counter()
-    created = _make_folder(run)
+    return _begin(config, console, _make_folder(run), start)
+
+
+def _begin(
+    config: RunConfig, console: Console, created: list[Path], start: float
+) -> tuple[dict[str, Any], list[tuple[int, float]]]:
+    """Begin a run in its folder.
+
+    Args:
+        config: the run's settings.
+        console: to print to.
+        created: folders that were made for it, and go if it cannot begin; empty for one whose loading was broken off.
+        start: when it began.
+    """
+    run = config.run
     trainer = None
     after = ExitStack()
     try:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: leave nothing behind
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
         with writing(run):
             write_text_atomic(run / "config.yaml", dump_config(_with_absolute_paths(config)))
         inputs = prepare_inputs(config)
@@ -98,17 +132,20 @@ def run_training(config: RunConfig, console: Console) -> tuple[dict[str, Any], l
         console.print(describe_length(inputs.steps, inputs.batches))
         sampler = Sampler.of(config, inputs.tokenizer)
         loggers = after.enter_context(_loggers(config, 0, console))
-        trainer = make_trainer(config, inputs)
+        with moving_bar(console, "Loading") as progress:
+            trainer = make_trainer(config, inputs, progress)
         with writing(run):
             write_plan(run, trainer, inputs.steps)
         console.print(_describe_plan(trainer, config))
         if config.training.keep_best:
             check_room(trainer, run)
-    except BaseException:
+    except BaseException as error:
         after.close()
         if trainer is not None:
             with suppress(GreedySnakeError):  # one error is told
                 trainer.close()
+        if trainer is None and isinstance(error, KeyboardInterrupt) and half_loaded(config.storage_folders):
+            raise LoadingBrokenOff(run) from error
         _remove(created)
         raise
 
@@ -129,8 +166,11 @@ def resume_training(
     _check_packages(config)
     after = ExitStack()
     folders = config.storage_folders
+    if has_not_begun(run, folders):
+        console.print(f"{run} had not begun: its model was still being loaded. Going on with that")
+        return _begin(config, console, [], start)
     console.print(f"Checking the last snapshot of {run}, in {', '.join(map(str, folders))}")
-    with checking_bar(console) as progress:
+    with moving_bar(console, "Checking") as progress:
         trainer = Trainer.resume(folders, progress=progress, **changeable_settings(config))
     try:
         inputs = prepare_inputs(as_saved(config, trainer.storage / MODEL_FOLDER))
@@ -242,12 +282,21 @@ def prepare_inputs(config: RunConfig, cache_dir: Path | None = None) -> Inputs:
             problems.append(str(error))
             return None
 
-    model = config.model.path if config.model.path is not None else _config_from(config)
-    model_config = attempt(lambda: config_of(model))
-    tokenizer = attempt(lambda: load_tokenizer(config.model.tokenizer or "bytes"))
+    path, trusted = config.model.path, config.model.trust_remote_code
+    model = attempt(lambda: _config_from(config) if path is None else local_folder(path, with_code=trusted))
+    model_config = None if model is None else attempt(lambda: config_of(model, trust_remote_code=trusted))
+    source: str | Path | None = config.model.tokenizer or "bytes"
+    if path is not None and source == str(path):
+        source = None if model_config is None else str(model)  # one message on a folder that is missing
+    tokenizer = None if source is None else attempt(lambda: load_tokenizer(source))
     template = config.data.chat_template
     if tokenizer is not None and template is not None:
         attempt(lambda: use_chat_template(tokenizer, template))
+    rows = None
+    if model_config is not None and tokenizer is not None and config.model.resize_embeddings:
+        rows = wanted_rows(config.model.resize_embeddings, tokenizer, model_config)
+        before = model_config
+        model_config = attempt(lambda: with_vocabulary(before, rows))
     kind = (config.model.config or {}).get("model_type")
     name = str(config.model.path) if config.model.path else f"the {kind} of model.config"
     if model_config is not None:
@@ -265,9 +314,23 @@ def prepare_inputs(config: RunConfig, cache_dir: Path | None = None) -> Inputs:
     if not problems and tokenizer is not None and model_config is not None:
         data = attempt(lambda: load_run_data(config, tokenizer, model_config, cache_dir))
     steps = None if data is None else attempt(lambda: planned_steps(config, data.batches))
-    if problems or data is None or tokenizer is None or steps is None:
+    if problems or data is None or tokenizer is None or steps is None or model is None:
         raise DataError("\n".join(problems)) if len(problems) == 1 else ConfigError("\n".join(problems))
-    return Inputs(model=model, tokenizer=tokenizer, batches=data.batches, mask_bytes=data.mask_bytes, steps=steps)
+    return Inputs(
+        model=model,
+        tokenizer=tokenizer,
+        batches=data.batches,
+        mask_bytes=data.mask_bytes,
+        steps=steps,
+        vocab_size=rows,
+    )
+
+
+def wanted_rows(setting: bool | int, tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig) -> int:
+    """Rows that embedding and head are to have by ``model.resize_embeddings``; true never takes any away."""
+    if setting is True:
+        return max(token_id_bound(tokenizer), model_config.get_text_config().vocab_size)
+    return int(setting)
 
 
 def _config_from(config: RunConfig) -> PretrainedConfig:
@@ -275,8 +338,8 @@ def _config_from(config: RunConfig) -> PretrainedConfig:
     return AutoConfig.for_model(values.pop("model_type"), **values)
 
 
-def make_trainer(config: RunConfig, inputs: Inputs) -> Trainer:
-    """The trainer that ``config`` describes."""
+def make_trainer(config: RunConfig, inputs: Inputs, progress: Callable[[int, int], None] | None = None) -> Trainer:
+    """The trainer that ``config`` describes; ``progress`` is told bytes of weights loaded so far and in all."""
     return Trainer(
         inputs.model,
         config.storage_folders,
@@ -287,9 +350,12 @@ def make_trainer(config: RunConfig, inputs: Inputs) -> Trainer:
         second_slot=config.engine.second_slot,
         freeze=tuple(config.training.freeze or ()),
         lora=_lora(config),
+        trust_remote_code=config.model.trust_remote_code,
         batch=batch_shape(config, inputs),
         notes={DATA: inputs.batches.fingerprint},
         learning_rate=learning_rate(config, inputs.steps),
+        progress=progress,
+        vocab_size=inputs.vocab_size,
         **changeable_settings(config),
     )
 

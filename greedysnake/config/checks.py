@@ -32,6 +32,10 @@ def cross_problems(values: Mapping[str, Any]) -> list[Problem]:
     if values.get("model.config") is not None and "model_type" not in values["model.config"]:
         problems.append(Problem("model.config.model_type", "missing; write model_type: llama under model.config"))
 
+    if values.get("model.resize_embeddings") and present("model.path") and values["model.path"] is None:
+        text = "needs model.path; a model with random weights has as many rows as model.config.vocab_size says"
+        problems.append(Problem("model.resize_embeddings", text))
+
     if present("data.evaluation", "data.eval_share"):
         evaluation, share = values["data.evaluation"], values["data.eval_share"]
         if evaluation is not None and share > 0:

@@ -57,7 +57,8 @@ class ModelConfig(Section):
 
     path: FilePath | None = Field(
         default=None,
-        description="Model folder (config.json and safetensors files) whose weights training starts from.",
+        description="Model folder (config.json and safetensors files) whose weights training starts from, or the name "
+        "of a model on the Hugging Face hub (`organisation/model`), which is downloaded to its local cache.",
     )
     config: PlainMapping | None = Field(
         default=None,
@@ -68,6 +69,17 @@ class ModelConfig(Section):
         default=None,  # type: ignore[assignment]  # replaced by the validator
         description="`bytes` (one token a byte of UTF-8) or a folder with a tokenizer. "
         "Default: the model folder where `path` is given, else `bytes`.",
+    )
+    resize_embeddings: Flag | Count | None = Field(
+        default=None,
+        description="Rows to add to embedding and head of the model in `path` for tokens that its tokenizer has and it "
+        "lacks. `true`: as many as the tokenizer needs; a number: rows in all; null or false: none. New rows start "
+        "near the mean of the others.",
+    )
+    trust_remote_code: Flag = Field(
+        default=False,
+        description="Whether Python code in the model folder may be run, for models that transformers does not know. "
+        "It can do anything that you can: read it first.",
     )
     dtype: Literal["bfloat16", "float16", "float32"] = Field(
         default="bfloat16",

@@ -14,7 +14,13 @@ from greedysnake.data.loader import check_sequence_length, load_data
 from greedysnake.data.packing import EpochOrder, PackedSequences, pack, split_for_evaluation
 from greedysnake.data.sources import load_documents
 from greedysnake.data.token_files import TokenFile, TokenWriter
-from greedysnake.data.tokenizer import byte_tokenizer, check_vocabulary, load_tokenizer, use_chat_template
+from greedysnake.data.tokenizer import (
+    byte_tokenizer,
+    check_vocabulary,
+    load_tokenizer,
+    token_id_bound,
+    use_chat_template,
+)
 from greedysnake.data.tokens import tokenise_examples, tokenise_files, write_tokens
 
 __all__ = [
@@ -41,6 +47,7 @@ __all__ = [
     "pack_pieces",
     "split_for_evaluation",
     "survey_files",
+    "token_id_bound",
     "tokenise_examples",
     "tokenise_files",
     "use_chat_template",

@@ -1,8 +1,10 @@
 """A run's store and model: made for a new run, or opened to read a committed one."""
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -11,32 +13,58 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
+from greedysnake.engine import loading
+from greedysnake.engine.loading import LoadedSoFar, commit_so_far, refuse_half_loaded, unit_groups
 from greedysnake.engine.unit_store import write_unit
-from greedysnake.errors import ModelError, StorageError
-from greedysnake.models.checkpoint import Checkpoint, read_config
+from greedysnake.errors import ConfigError, ModelError, StorageError
+from greedysnake.models.checkpoint import Checkpoint, check_not_quantised, read_config
+from greedysnake.models.export import DEFAULT_SHARD_BYTES, ExportOptions
+from greedysnake.models.hub import local_folder
 from greedysnake.models.initialize import initialize_units
 from greedysnake.models.lora import Lora
 from greedysnake.models.skeleton import Skeleton, build_skeleton
 from greedysnake.storage import Store, System
+from greedysnake.units import parse_bytes
 
 MODEL_FOLDER = "model"
 BUFFERS_NAME = "buffers.safetensors"
+TOKENIZER_FOLDER = "tokenizer"
+"""In the model folder: the tokenizer of the model folder that the run began from, file by file."""
+
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece*.model",
+    "tekken.json",
+    "*.tiktoken",
+    "chat_template*",
+    "additional_chat_templates/*",
+)
+CODE_FILES = ("*.py",)
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
-def config_of(model: str | Path | PretrainedConfig | PreTrainedModel) -> PretrainedConfig:
-    """The transformers config of what a user calls a model: a folder, a config, or a loaded model.
+def config_of(
+    model: str | Path | PretrainedConfig | PreTrainedModel, *, trust_remote_code: bool = False
+) -> PretrainedConfig:
+    """The transformers config of what a user calls a model: a folder, a name on the hub, a config, or a loaded model.
 
     Raises:
-        ModelError: the folder is missing or broken, or ``model`` is something else.
+        ModelError: the folder is missing or broken, or needs code that is not trusted; the model is quantised; or
+            ``model`` is something else.
     """
-    if isinstance(model, PretrainedConfig):
-        return model
-    if isinstance(model, PreTrainedModel):
-        return model.config
+    if isinstance(model, PretrainedConfig | PreTrainedModel):
+        config = model if isinstance(model, PretrainedConfig) else model.config
+        check_not_quantised(config, f"the model of type {config.model_type!r}")
+        return config
     if isinstance(model, str | Path):
-        return read_config(Path(model))
+        folder = local_folder(model, with_code=trust_remote_code)
+        return read_config(folder, trust_remote_code=trust_remote_code)
     raise ModelError(
         f"model must be a model folder, a transformers config or a loaded PreTrainedModel, got {type(model).__name__}"
     )
@@ -49,48 +77,124 @@ def frozen_names(model: str | Path | PretrainedConfig | PreTrainedModel) -> froz
     return frozenset(name for name, parameter in model.named_parameters() if not parameter.requires_grad)
 
 
+def export_options(
+    dtype: str | None = None,
+    max_shard_size: int | str = DEFAULT_SHARD_BYTES,
+    *,
+    overwrite: bool = False,
+    beside: Mapping[str, Path] = MappingProxyType({}),
+    progress: Callable[[int, int], None] | None = None,
+) -> ExportOptions:
+    """What a user asks of an export, checked.
+
+    Raises:
+        ConfigError: the dtype or the size is none.
+    """
+    problems = []
+    if dtype is not None and dtype not in DTYPES:
+        problems.append(f"dtype: {dtype!r} is not one of {', '.join(DTYPES)}")
+    try:
+        shard_bytes = parse_bytes(max_shard_size)
+        if shard_bytes < 1:
+            raise ValueError(f"{max_shard_size!r} leaves no room for anything; write a size such as 5GB")
+    except ValueError as error:
+        problems.append(f"max_shard_size: {error}")
+    if problems:
+        raise ConfigError("\n".join(problems))
+    chosen = None if dtype is None else DTYPES[dtype]
+    return ExportOptions(
+        dtype=chosen, shard_bytes=shard_bytes, overwrite=overwrite, beside=dict(beside), progress=progress
+    )
+
+
+def companion_files(store: Path, tokenizer: Path | None = None) -> dict[str, Path]:
+    """What is exported with a model besides weights and configs, by its name in the exported folder.
+
+    Args:
+        store: the first of the run's storage folders: what it took over from the model folder that the run began from.
+        tokenizer: a folder with the tokenizer, instead of the one there.
+    """
+    folder = tokenizer or store / MODEL_FOLDER / TOKENIZER_FOLDER
+    found = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    return found | {path.name: path for pattern in CODE_FILES for path in (store / MODEL_FOLDER).glob(pattern)}
+
+
 def write_model(
-    store: Store, skeleton: Skeleton, model: str | Path | PretrainedConfig | PreTrainedModel, seed: int
+    loaded: LoadedSoFar,
+    skeleton: Skeleton,
+    model: str | Path | PretrainedConfig | PreTrainedModel,
+    seed: int,
+    *,
+    stored: PretrainedConfig | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, str]:
     """Put the first weights of a run into its store, a unit at a time (embedding and head together).
 
     Args:
-        store: of the new run.
+        loaded: the store of the new run, and what is in it already.
         skeleton: the model.
         model: where weights come from; a config gives random ones.
         seed: of random weights.
+        stored: config of the weights in a model folder, where the model has more tokens than they have; None: its own.
+        progress: told bytes of weights that are in the store and those of the model.
 
     Returns:
         A digest of each file beside the weights, by name; what a commit says about them.
     """
-    checkpoint = Checkpoint(Path(model), config_of(model)) if isinstance(model, str | Path) else None
-    last = len(skeleton.layouts) - 1
-    for units in [(0, last), *((unit,) for unit in range(1, last))]:
+    checkpoint = Checkpoint(Path(model), stored or skeleton.model.config) if isinstance(model, str | Path) else None
+    store, layouts, groups = loaded.store, skeleton.layouts, unit_groups(skeleton)
+    total, since_commit = sum(layout.weight_bytes for layout in layouts), 0
+    there = sum(layouts[unit].weight_bytes for units in groups[: loaded.done] for unit in units)
+    for done, units in enumerate(groups[loaded.done :], loaded.done + 1):
+        if progress is not None:
+            progress(there, total)
         masters = {unit: torch.zeros(skeleton.layouts[unit].elements) for unit in units}
-        initialize_units(skeleton, masters, seed)
+        initialize_units(skeleton, masters, seed, buffers_only=not isinstance(model, PretrainedConfig))
         if checkpoint is not None:
-            checkpoint.fill(skeleton, masters)
+            checkpoint.fill(skeleton, masters, seed)
         elif isinstance(model, PreTrainedModel):
             _copy_weights(skeleton, masters, model)
         for unit in units:
-            write_unit(store, unit, skeleton.layouts[unit], masters.pop(unit))
+            write_unit(store, unit, layouts[unit], masters.pop(unit))
+            there += layouts[unit].weight_bytes
+            since_commit += sum(chunk.weight_bytes + chunk.state_bytes for chunk in layouts[unit].chunks)
+        if since_commit >= loading.COMMIT_BYTES and done < len(groups) and loaded.source is not None:
+            commit_so_far(loaded, skeleton, done)
+            since_commit = 0
+    if progress is not None:
+        progress(total, total)
     folder = store.folders[0] / MODEL_FOLDER
     skeleton.model.config.save_pretrained(folder)
     if skeleton.model.can_generate():
         if isinstance(model, str | Path) and (Path(model) / "generation_config.json").is_file():
             skeleton.model.generation_config = GenerationConfig.from_pretrained(Path(model))
         skeleton.model.generation_config.save_pretrained(folder)
+    if isinstance(model, str | Path):
+        _copy_files(Path(model), TOKENIZER_FILES, folder / TOKENIZER_FOLDER)
+        if type(skeleton.model.config).__module__.startswith("transformers_modules."):
+            _copy_files(Path(model), CODE_FILES, folder)
     # all buffers, also those that a saved model leaves out: what they hold (rotary frequencies) is computed only once
     buffers = {name: buffer.contiguous().clone() for name, buffer in skeleton.model.named_buffers()}
     save_file(buffers, folder / BUFFERS_NAME)
-    return _digests(folder)
+    digests = _digests(folder)
+    store.sync_owner_files()
+    return {name: digest for name, digest in digests.items() if not name.startswith("loading-")}
+
+
+def _copy_files(model: Path, patterns: Sequence[str], target: Path) -> None:
+    """Copy files of a model folder."""
+    for path in sorted({path for pattern in patterns for path in model.glob(pattern)}):
+        if path.is_file():
+            copy = target / path.relative_to(model)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """BLAKE2 of each file in a folder, by name."""
+    """BLAKE2 of each file in a folder and the folders in it, by its path there."""
     return {
-        path.name: blake2b(path.read_bytes(), digest_size=16).hexdigest()
-        for path in sorted(folder.iterdir())
+        str(path.relative_to(folder)): blake2b(path.read_bytes(), digest_size=16).hexdigest()
+        for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
 
@@ -121,8 +225,10 @@ def open_committed(
     store, contents = Store.open(folders, writable=writable, system=system)
     folder = Path(folders[0])
     try:
+        refuse_half_loaded(contents, folder)
         _check_model_files(folder / MODEL_FOLDER, contents["model_files"])
-        config = read_config(folder / MODEL_FOLDER)
+        trusted = contents["settings"].get("trust_remote_code", False)
+        config = read_config(folder / MODEL_FOLDER, trust_remote_code=trusted)
         skeleton = build_skeleton(
             config,
             dtype=DTYPES[contents["settings"]["dtype"]],

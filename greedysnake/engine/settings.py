@@ -60,6 +60,8 @@ class TrainerSettings:
         head_chunk_tokens: tokens of a micro-batch whose logits exist at once, the head and the loss taking one such
             part after another; None: all, unless that takes much memory. Parts change the order of additions.
         loss_scaling: how float16's loss scale changes; None: as in ``torch.amp.GradScaler``. Not used otherwise.
+        trust_remote_code: whether Python code in the model folder may be run, for a model that transformers does not
+            know.
 
     Raises:
         ConfigError: listing everything that makes no sense.
@@ -92,6 +94,7 @@ class TrainerSettings:
     max_skipped_steps: int = 10
     loss_scaling: LossScaling | None = None
     head_chunk_tokens: int | None = None
+    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         check_arguments(

@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -17,10 +18,13 @@ from transformers import PretrainedConfig, PreTrainedModel
 from greedysnake.engine.batches import check_micro_batches, target_tokens
 from greedysnake.engine.devices import make_device
 from greedysnake.engine.generating import check_prompts, generate
+from greedysnake.engine.loading import LoadedSoFar, forget, open_or_create, source_digest
 from greedysnake.engine.opening import (
     DTYPES,
     check_undamaged,
+    companion_files,
     config_of,
+    export_options,
     frozen_names,
     open_committed,
     write_model,
@@ -28,12 +32,14 @@ from greedysnake.engine.opening import (
 from greedysnake.engine.prepared import PreparedPlan
 from greedysnake.engine.progress import Progress
 from greedysnake.engine.results import StepResult
-from greedysnake.engine.settings import TrainerSettings
-from greedysnake.engine.unit_store import durable_extents, fixed_extents, read_unit_weights, scratch_extents
+from greedysnake.engine.settings import LAYOUT, TrainerSettings
+from greedysnake.engine.unit_store import durable_extents, fixed_extents, read_unit, scratch_extents
 from greedysnake.engine.work import NonFiniteStepError, StepWork
-from greedysnake.errors import NonFiniteError
-from greedysnake.models.export import export_adapter, export_model
+from greedysnake.errors import ConfigError, NonFiniteError
+from greedysnake.models.export import DEFAULT_SHARD_BYTES, export_adapter, export_model
+from greedysnake.models.hub import local_folder
 from greedysnake.models.layout import ParameterSlot
+from greedysnake.models.resize import with_vocabulary
 from greedysnake.models.skeleton import Skeleton, build_skeleton
 from greedysnake.models.streaming import MicroBatch, StreamedModel
 from greedysnake.optim import AdamW, LearningRate, UpdateScalars, first_scale
@@ -50,11 +56,16 @@ class Trainer:
     """Trains one model from its storage folders.
 
     Args:
-        model: a model folder, a transformers config (random weights), or a loaded PreTrainedModel.
+        model: a model folder, a model's name on the hub, a transformers config (random weights), or a loaded
+            PreTrainedModel.
         storage: folder for weights and state, or several, best one on each SSD; made if missing.
         optimizer: AdamW's settings.
         batch: sizes of the batches to come, so that all is reserved at once; None: learnt from the first step.
+        vocab_size: rows of embedding and head, if the model in a folder is to have more than its weights have, for
+            tokens that were added; see :func:`greedysnake.models.resize.fill_more_rows`.
         notes: JSON values of the caller's own, kept with every snapshot and given back by :meth:`resume`.
+        progress: told bytes of weights that are in the storage, and those of the model, while it is filled. If that is
+            broken off, the next trainer with the same model, storage and settings goes on with it.
         system: the store's system calls, for tests that stand between.
         settings: how to train: dtype, device, memory budgets and more; :class:`greedysnake.TrainerSettings` lists them.
 
@@ -69,27 +80,30 @@ class Trainer:
         *,
         optimizer: AdamW | None = None,
         batch: BatchShape | None = None,
+        vocab_size: int | None = None,
         notes: Mapping[str, Any] | None = None,
+        progress: Callable[[int, int], None] | None = None,
         system: System | None = None,
         **settings: Any,
     ) -> None:
         chosen = TrainerSettings.of(storage=_folders(storage), optimizer=optimizer or AdamW(), **settings)
-        self._set_up(chosen, _build(model, chosen), Progress(), dict(notes or {}))
-        self._base_model = str(Path(model).absolute()) if isinstance(model, str | Path) else None
-        plan = self._first_plan(model, batch)
-        self._store = Store.create(
-            chosen.storage,
-            run=uuid.uuid4().hex,
-            slots=2 if chosen.second_slot else 1,
-            durable=durable_extents(self.skeleton.layouts),
-            fixed=fixed_extents(self.skeleton.layouts),
-            scratch={} if plan is None else self._scratch(plan),
-            system=system,
-        )
+        base = str(Path(model).absolute() if Path(model).is_dir() else model) if isinstance(model, str | Path) else None
+        if isinstance(model, str | Path):
+            model = local_folder(model, with_code=chosen.trust_remote_code)
+        config = config_of(model, trust_remote_code=chosen.trust_remote_code)
+        if vocab_size is not None and not isinstance(model, str | Path):
+            raise ConfigError("vocab_size: only a model folder's embedding can be given more rows here")
+        build = partial(_build, with_vocabulary(config, vocab_size), frozen_names(model))
+        self._set_up(chosen, build(chosen), Progress(), dict(notes or {}))
+        self._base_model = base
+        plan = self._first_plan(build, batch)
+        loaded = self._new_store(model, {} if plan is None else self._scratch(plan), system)
+        self._store = loaded.store
         try:
-            self._model_files = write_model(self._store, self.skeleton, model, chosen.seed)
+            self._model_files = write_model(loaded, self.skeleton, model, chosen.seed, stored=config, progress=progress)
             self._begin(plan)
             self.snapshot()
+            forget(self._store)
         except BaseException:
             self._store.close()
             self._device.close()
@@ -153,16 +167,40 @@ class Trainer:
         self._unusable = False
         self._prepared: PreparedPlan | None = None
 
-    def _first_plan(
-        self, model: str | Path | PretrainedConfig | PreTrainedModel, batch: BatchShape | None
-    ) -> Plan | None:
+    def _new_store(
+        self,
+        model: str | Path | PretrainedConfig | PreTrainedModel,
+        scratch: Mapping[str, int],
+        system: System | None,
+    ) -> LoadedSoFar:
+        """The store of a new run, with what a load of the same model that was broken off has left in it."""
+        settings, layouts = self.settings, self.skeleton.layouts
+        fixed = fixed_extents(layouts)
+
+        def create() -> Store:
+            return Store.create(
+                settings.storage,
+                run=uuid.uuid4().hex,
+                slots=2 if settings.second_slot else 1,
+                durable=durable_extents(layouts),
+                fixed=fixed,
+                scratch=scratch,
+                system=system,
+            )
+
+        source = None
+        if settings.second_slot and not fixed:  # what has one slot cannot be committed before it is all there
+            source = source_digest(model, self.skeleton, {name: getattr(settings, name) for name in LAYOUT})
+        return open_or_create(settings.storage, source, self.skeleton, scratch=scratch, create=create, system=system)
+
+    def _first_plan(self, build: Callable[[TrainerSettings], Skeleton], batch: BatchShape | None) -> Plan | None:
         """The plan of a new run if its batch is known, and the size of its units, built anew if not as they were."""
         wish = None if batch is None else wish_for(self.skeleton, batch, self._request)
         layers = 1 if wish is None else wish.layers_per_unit
         if self.settings.layers_per_unit is None:
             self.settings = replace(self.settings, layers_per_unit=layers)
             if layers > 1:
-                self.skeleton = _build(model, self.settings)
+                self.skeleton = build(self.settings)
         return None if batch is None else make_plan(self.skeleton, batch, self._request, wish)
 
     def _begin(self, plan: Plan | None) -> None:
@@ -400,30 +438,44 @@ class Trainer:
             "notes": self.notes,
         }
 
-    def save_pretrained(self, folder: str | Path, *, merge: bool = False) -> None:
-        """Write the model to a folder that ``AutoModelForCausalLM.from_pretrained`` loads.
+    def save_pretrained(
+        self,
+        folder: str | Path,
+        *,
+        dtype: str | None = None,
+        max_shard_size: int | str = DEFAULT_SHARD_BYTES,
+        overwrite: bool = False,
+        merge: bool = False,
+    ) -> None:
+        """Write the model to a folder that ``AutoModelForCausalLM.from_pretrained`` loads, a unit at a time.
 
-        With LoRA, the adapters alone to a folder that ``peft.PeftModel.from_pretrained`` loads onto the base model.
+        The tokenizer is written too where the run began from a model folder with one. With LoRA, the adapters alone
+        are written, to a folder that ``peft.PeftModel.from_pretrained`` loads onto the base model.
 
         Args:
-            folder: to be created; must not exist, or be empty.
+            folder: to be created; it appears when it is complete.
+            dtype: ``"bfloat16"``, ``"float16"`` or ``"float32"``, which are the master weights; None: the run's.
+            max_shard_size: most bytes of a file, or text such as ``"5GB"``.
+            overwrite: whether a model folder that is there is replaced.
             merge: with LoRA, write the whole model instead, with the adapters merged into its weights.
 
         Raises:
-            ModelError: the folder exists and is not empty, or cannot be written.
+            ConfigError: ``dtype`` or ``max_shard_size`` is none.
+            ModelError: the folder exists and is not empty, cannot be written, or float16 cannot hold a weight.
         """
         self._check_usable()
+        options = export_options(dtype, max_shard_size, overwrite=overwrite, beside=companion_files(self.storage))
         self.flush()
         self._store_residents()
         layouts = self.skeleton.layouts
 
-        def read_unit(unit: int) -> dict[str, Tensor]:
-            return read_unit_weights(self._store, unit, layouts[unit])
+        def read(unit: int, masters: bool) -> dict[str, torch.Tensor]:
+            return read_unit(self._store, unit, layouts[unit], masters=masters)
 
         if self.skeleton.lora is None or merge:
-            export_model(self.skeleton, read_unit, Path(folder))
+            export_model(self.skeleton, read, Path(folder), options)
         else:
-            export_adapter(self.skeleton, read_unit, Path(folder), self._base_model)
+            export_adapter(self.skeleton, read, Path(folder), self._base_model, options)
 
     def close(self) -> None:
         """Apply delayed updates, commit, and free the storage folder; closing twice does nothing.
@@ -521,14 +573,14 @@ class Trainer:
             raise RuntimeError("the trainer is closed, or a step was broken off; what the last commit holds is kept")
 
 
-def _build(model: str | Path | PretrainedConfig | PreTrainedModel, settings: TrainerSettings) -> Skeleton:
-    """The model of a new run, cut into its units."""
+def _build(config: PretrainedConfig, frozen: frozenset[str], settings: TrainerSettings) -> Skeleton:
+    """The model of a new run, cut into its units; parameters named in ``frozen`` are not trained."""
     return build_skeleton(
-        config_of(model),
+        config,
         dtype=DTYPES[settings.dtype],
         layers_per_unit=settings.layers_per_unit or 1,
         chunk_elements=settings.chunk_elements,
-        frozen=frozen_names(model),
+        frozen=frozen,
         freeze=settings.freeze,
         lora=settings.lora,
     )

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from greedysnake.models.layout import Chunk, UnitLayout
-from greedysnake.optim import write_master
+from greedysnake.optim import read_master, write_master
 from greedysnake.schedule import Schedule, Tier
 from greedysnake.storage import BLOCK_BYTES, Store, Transfer, aligned_empty, round_up
 
@@ -104,3 +105,30 @@ def read_unit_weights(store: Store, unit: int, layout: UnitLayout) -> dict[str, 
     for transfer in transfers:
         transfer.wait()
     return {slot.name: slot.weight(buffer) for slot in layout.parameters}
+
+
+def read_unit_masters(store: Store, unit: int, layout: UnitLayout) -> dict[str, Tensor]:
+    """A unit's float32 master weights by parameter name, as views of one buffer made for them."""
+    masters = torch.empty(layout.elements)
+    weights = aligned_empty(max((chunk.weight_bytes for chunk in (*layout.chunks, *layout.frozen)), default=0))
+    added = aligned_empty(max((chunk.master_bytes for chunk in layout.chunks), default=0))
+    for index, chunk in enumerate(layout.frozen):  # these have no masters
+        own_weights = weights[: chunk.weight_bytes]
+        store.read(frozen_key(unit, index), own_weights).wait()
+        chunk.gradient(masters).copy_(own_weights.view(chunk.dtype))
+    for index, chunk in enumerate(layout.chunks):
+        own_weights, own_added = weights[: chunk.weight_bytes], added[: chunk.master_bytes]
+        transfers = [store.read(weights_key(unit, index), own_weights)]
+        if chunk.master_bytes:
+            transfers.append(store.read(state_key(unit, index), own_added))
+        Transfer.together(transfers).wait()
+        target = chunk.gradient(masters)
+        found = read_master(own_weights.view(chunk.dtype), own_added, target)
+        if found is not target:
+            target.copy_(found)
+    return {slot.name: slot.gradient(masters) for slot in layout.parameters}
+
+
+def read_unit(store: Store, unit: int, layout: UnitLayout, *, masters: bool) -> dict[str, Tensor]:
+    """A unit's weights, or its float32 masters, by parameter name."""
+    return read_unit_masters(store, unit, layout) if masters else read_unit_weights(store, unit, layout)

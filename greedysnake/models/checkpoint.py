@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     WeightConverter,
@@ -21,17 +21,23 @@ from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging as transformers_logging
 
 from greedysnake.errors import ModelError
+from greedysnake.models.resize import fill_more_rows, resizable_parameters
+from greedysnake.models.shards import DTYPE_NAMES, INDEX_NAME, SINGLE_NAME, read_header
 from greedysnake.models.skeleton import Skeleton, empty_model
 
-INDEX_NAME = "model.safetensors.index.json"
-SINGLE_NAME = "model.safetensors"
+_DTYPES = frozenset(DTYPE_NAMES.values())
 
 
-def read_config(folder: Path) -> PretrainedConfig:
+def read_config(folder: Path, *, trust_remote_code: bool = False) -> PretrainedConfig:
     """The transformers config of a model folder.
 
+    Args:
+        folder: the model folder.
+        trust_remote_code: whether Python code in the folder may be run, for a model that transformers does not know.
+
     Raises:
-        ModelError: there is no such folder, or its config cannot be read.
+        ModelError: there is no such folder, its config cannot be read, it needs code that may not be run, or its
+            weights are quantised.
     """
     if not folder.is_dir():
         raise ModelError(
@@ -40,10 +46,48 @@ def read_config(folder: Path) -> PretrainedConfig:
         )
     if not (folder / "config.json").is_file():
         raise ModelError(f"the model folder {folder} has no config.json, so it is not a transformers model")
+    _check_code(folder, trust_remote_code=trust_remote_code)
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
+        # never None, with which transformers would ask on the terminal
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise ModelError(f"the config of the model folder {folder} cannot be read: {error}") from error
+    check_not_quantised(config, f"the model folder {folder}")
+    return config
+
+
+def _check_code(folder: Path, *, trust_remote_code: bool) -> None:
+    """Refuse a folder whose model is made of Python code of its own, unless that may be run."""
+    try:
+        values = json.loads((folder / "config.json").read_text())
+        code, model_type = dict(values.get("auto_map") or {}), values.get("model_type")
+    except (OSError, ValueError, TypeError, AttributeError):
+        return  # what reads the config says it better
+    if trust_remote_code or not code or model_type in CONFIG_MAPPING:
+        return
+    files = sorted({f"{str(name).partition('.')[0]}.py" for name in code.values()})
+    raise ModelError(
+        f"transformers knows no models of type {model_type!r}, and the model folder {folder} brings Python code for "
+        f"them ({', '.join(files)}), which could do anything that you can. Read it; if you trust it, set "
+        f"model.trust_remote_code: true"
+    )
+
+
+def check_not_quantised(config: PretrainedConfig, what: str) -> None:
+    """Refuse weights that are kept in fewer bits than any dtype that can be trained.
+
+    Raises:
+        ModelError: naming the method.
+    """
+    for part in (config, config.get_text_config()):
+        found = getattr(part, "quantization_config", None)
+        if found:
+            method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
+            raise ModelError(
+                f"{what} is quantised ({getattr(method, 'value', method) or 'by a method that it does not name'}; see "
+                f"quantization_config in its config.json), and rounded weights cannot be trained in full. Take the "
+                f"original model in bfloat16, float16 or float32, or one that was dequantised and saved again"
+            )
 
 
 class Checkpoint:
@@ -60,8 +104,22 @@ class Checkpoint:
     def __init__(self, folder: Path, config: PretrainedConfig) -> None:
         self._folder = folder
         self._files = _weight_files(folder)
+        self._check_dtypes()
         self._empty = empty_model(config, torch.float32)
         self._targets = self._rename()
+
+    def _check_dtypes(self) -> None:
+        """Refuse weights in dtypes that only quantised models have, also where the config does not say so."""
+        try:
+            stored = {n: t for path in set(self._files.values()) for n, t in read_header(path).items()}
+        except (OSError, ValueError) as error:
+            raise ModelError(f"the weights in the model folder {self._folder} cannot be read: {error}") from error
+        odd = sorted(name for name in self._files if name in stored and stored[name].dtype not in _DTYPES)
+        if odd:
+            raise ModelError(
+                f"the model folder {self._folder} is quantised: {odd[0]} and {len(odd) - 1} other weights are "
+                f"{stored[odd[0]].dtype}. Take the original model in bfloat16, float16 or float32"
+            )
 
     def _rename(self) -> dict[str, str]:
         """Each stored key's name in the model."""
@@ -75,12 +133,13 @@ class Checkpoint:
             targets[key] = key if target not in state and key in state else target
         return targets
 
-    def fill(self, skeleton: Skeleton, masters: Mapping[int, Tensor]) -> None:
+    def fill(self, skeleton: Skeleton, masters: Mapping[int, Tensor], seed: int = 0) -> None:
         """Read the weights of units, and the model's persistent buffers in them.
 
         Args:
-            skeleton: the model, built from the same config.
+            skeleton: the model, built from the same config, or from one with more tokens.
             masters: by unit, float32 [layout.elements] laid out as its gradient buffer, filled in place.
+            seed: of the rows that such a model has more of.
 
         Raises:
             ModelError: a weight is missing, damaged or of another shape.
@@ -107,7 +166,16 @@ class Checkpoint:
                     f"{', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}"
                 )
             for name, target in slots.items():
-                target.copy_(loaded[name].detach())
+                found = loaded[name].detach()
+                if found.shape == target.shape:
+                    target.copy_(found)
+                elif name in resizable_parameters(skeleton.model):
+                    fill_more_rows(target, found, seed)
+                else:
+                    raise ModelError(
+                        f"models of type {skeleton.model.config.model_type!r} cannot be given more tokens: {name} has "
+                        f"a size that depends on them too. Leave model.resize_embeddings out"
+                    )
             for name, buffer in self._empty.named_buffers():
                 if name in buffers and not buffer.is_meta:
                     buffers[name].copy_(buffer)
@@ -160,8 +228,9 @@ def _weight_files(folder: Path) -> dict[str, Path]:
         else:
             pickled = sorted(folder.glob("*.bin"))
             reason = (
-                f"it holds {pickled[0].name}, a pickle, which can run any code when opened. Convert it to safetensors "
-                f"with save_pretrained on a machine where you trust it"
+                f"it holds {pickled[0].name}, a pickle, which can run any code when opened. If you trust where it "
+                f"comes from, convert it once: AutoModelForCausalLM.from_pretrained({str(folder)!r}, dtype='auto')"
+                f".save_pretrained('converted')"
                 if pickled
                 else f"{SINGLE_NAME} and {INDEX_NAME} are both missing"
             )

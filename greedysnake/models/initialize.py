@@ -24,7 +24,9 @@ def mix_seed(*numbers: int) -> int:
     return state % 2**63
 
 
-def initialize_units(skeleton: Skeleton, masters: Mapping[int, Tensor], seed: int) -> None:
+def initialize_units(
+    skeleton: Skeleton, masters: Mapping[int, Tensor], seed: int, *, buffers_only: bool = False
+) -> None:
     """Random weights for decoder units, or for embedding and head together.
 
     Buffers of the modules (rotary frequencies, say) are set in passing. The numbers depend on ``seed``
@@ -34,6 +36,7 @@ def initialize_units(skeleton: Skeleton, masters: Mapping[int, Tensor], seed: in
         skeleton: the model.
         masters: by unit, float32 [layout.elements] laid out as its gradient buffer, filled in place.
         seed: of the run.
+        buffers_only: set the modules' buffers and leave the weights, which come from elsewhere.
     """
     for unit, master in masters.items():
         for slot in skeleton.layouts[unit].parameters:
@@ -41,6 +44,9 @@ def initialize_units(skeleton: Skeleton, masters: Mapping[int, Tensor], seed: in
     model, layers = skeleton.model, skeleton.structure.layers
     inner = [index for unit in masters for index in skeleton.unit_layers[unit]]
     _forget_flags(model)
+    if buffers_only:
+        for parameter in model.parameters():
+            setattr(parameter, _FLAG, True)
     if skeleton.lora is not None:  # so that the model's own weights are as without them
         for part in adapter_parts(model):
             setattr(part, _FLAG, True)

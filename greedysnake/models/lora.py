@@ -4,7 +4,7 @@ The adapters are those of the ``peft`` library (the optional dependency ``lora``
 it is cut into units, so that each lies in the unit of its matrix. Source of the method: arXiv 2106.09685.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -207,6 +207,11 @@ def merge_adapters(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Te
         tensors[weight] += module.get_delta_weight(ADAPTER)
         for inner in own:
             parameters[inner].data = torch.empty(0, dtype=tensors[inner].dtype)
+    return without_adapters(tensors)
+
+
+def without_adapters(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters of the model itself, by the names that they have without adapters."""
     return {base_name(name): tensor for name, tensor in tensors.items() if not is_adapter(name)}
 
 

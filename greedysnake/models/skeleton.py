@@ -6,13 +6,13 @@ parameters become views of flat buffers (:meth:`Skeleton.attach`), and gives the
 """
 
 import copy
-import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.core_model_loading import build_glob_alternation
 from transformers.pytorch_utils import Conv1D
 
 from greedysnake.errors import ConfigError, ModelError
@@ -112,11 +112,19 @@ def empty_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel
     """
     try:
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
+            # a config made of a model folder's own code is there only if that code may be run
+            own_code = type(config).__module__.startswith("transformers_modules.")
+            model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype, trust_remote_code=own_code)
     except Exception as error:
         raise ModelError(
             f"transformers cannot build a causal language model of type {config.model_type!r}: {error}"
         ) from error
+    if type(model.config) is not type(config) and type(model.config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(
+            f"models of type {config.model_type!r} cannot be trained: transformers makes a model of type "
+            f"{model.config.model_type!r} of them, which AutoModelForCausalLM does not load once it is saved"
+        )
+    return model
 
 
 def build_skeleton(
@@ -181,19 +189,25 @@ def build_skeleton(
     )
 
 
+def kept_in_float32(model: PreTrainedModel, dtype: torch.dtype) -> Callable[[str], bool]:
+    """Tells by full name which parameters and buffers transformers loads in float32 when ``dtype`` is asked for."""
+    plan = model._get_dtype_plan(dtype)  # it has no public twin
+    if not plan:
+        return lambda name: False
+    pattern, _, _ = build_glob_alternation(list(plan))
+    return lambda name: pattern.search(name) is not None
+
+
 def _parameter_infos(model: PreTrainedModel, frozen: Collection[str]) -> dict[str, ParameterInfo]:
     """Shape, dtype and weight decay of every parameter, by its first full name."""
-    kept = set(model._keep_in_fp32_modules_strict or ())  # transformers loads these in float32 whatever the dtype
-    if model.dtype == torch.float16:
-        kept |= set(model._keep_in_fp32_modules or ())  # and these where float16 was asked for
-    keep = re.compile("|".join(rf"(^|\.){re.escape(name)}(\.|$)" for name in sorted(kept))) if kept else None
+    kept = kept_in_float32(model, model.dtype)
     infos = {}
     for module_name, module in model.named_modules():
         for local, parameter in module.named_parameters(recurse=False):
             name = f"{module_name}.{local}" if module_name else local
             infos[name] = ParameterInfo(
                 shape=tuple(parameter.shape),
-                dtype=torch.float32 if keep is not None and keep.search(name) else parameter.dtype,
+                dtype=torch.float32 if kept(name) else parameter.dtype,
                 decay=decays(module, local, parameter),
                 trainable=parameter.requires_grad and name not in frozen,
             )
@@ -215,10 +229,15 @@ def _replace_tensors(model: PreTrainedModel, infos: dict[str, ParameterInfo]) ->
         replaced[name] = nn.Parameter(empty, requires_grad=infos[name].trainable)
         if infos[name].dtype != torch.float32 and infos[name].trainable:
             replaced[name].grad_dtype = torch.float32  # gradients add up in float32, in place
-    for module in model.modules():
+    kept = kept_in_float32(model, model.dtype)
+    saved = model.state_dict(keep_vars=True)
+    for module_name, module in model.named_modules():
         for local, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             setattr(module, local, replaced[names[id(parameter)]])
         for local, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
             if buffer.is_meta:
-                setattr(module, local, torch.zeros_like(buffer, device="cpu"))
+                name = f"{module_name}.{local}" if module_name else local
+                wide = name in saved and buffer.is_floating_point() and kept(name)
+                dtype = torch.float32 if wide else buffer.dtype
+                setattr(module, local, torch.zeros_like(buffer, device="cpu", dtype=dtype))
     return replaced

@@ -6,7 +6,7 @@ that the caller decides which micro-batch goes through which unit when. The mode
 layers, its masks, its head and its loss run as they are.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -18,6 +18,7 @@ from greedysnake.errors import ModelError
 from greedysnake.models.calls import LayerCall, UnsupportedCallError
 from greedysnake.models.head_chunks import ChunkedHead, ChunkedLoss
 from greedysnake.models.initialize import mix_seed
+from greedysnake.models.reach import Reach
 from greedysnake.models.skeleton import Skeleton
 from greedysnake.models.structure import refuse, takes_loss_arguments
 
@@ -83,6 +84,7 @@ class StreamedModel:
         self._inference: Callable[[], Tensor] | None = None
         self._spilled = False
         self._embedding_weights: Tensor | None = None
+        self._reach = Reach(skeleton)
         self._native_loss = takes_loss_arguments(skeleton.model)
         self._head = ChunkedHead(skeleton)
         for index, layer in enumerate(self._layers):
@@ -173,6 +175,7 @@ class StreamedModel:
             if isinstance(reached, ChunkedLoss):
                 torch.autograd.backward([reached.hidden], [reached.gradient])
             else:
+                self._note_reach(len(self.skeleton.layouts) - 1, [loss])
                 (loss.float() * self._loss_scale).backward()
             last = self._passes[micro_batch].calls[-1]
             if last is not None:
@@ -191,7 +194,7 @@ class StreamedModel:
         for index in reversed(self.skeleton.unit_layers[unit]):
             segment.insert(0, index)
             if not self._call(work, index).chained:
-                self._backward_segment(work, segment)
+                self._backward_segment(work, segment, unit)
                 segment = []
         if unit == self._first_trained:
             del self._passes[micro_batch]
@@ -331,8 +334,8 @@ class StreamedModel:
             raise ValueError(f"layer {index} of micro-batch {work.index} has no forward to go back through")
         return call
 
-    def _backward_segment(self, work: _Pass, layers: list[int]) -> None:
-        """Recompute layers that follow on each other directly, then go back through them at once."""
+    def _backward_segment(self, work: _Pass, layers: list[int], unit: int) -> None:
+        """Recompute layers of a unit that follow on each other directly, then go back through them at once."""
         hidden: Tensor | None = None
         roots: list[Tensor] = []
         gradients: list[Tensor] = []
@@ -341,6 +344,7 @@ class StreamedModel:
             hidden, more_roots, more_gradients = self._call(work, index).run_again(self._forwards[index], hidden)
             roots += more_roots
             gradients += more_gradients
+        self._note_reach(unit, roots, last=layers[0] == self.skeleton.unit_layers[unit][0])
         torch.autograd.backward(roots, gradients)
         for index in layers:
             for original, leaf in self._call(work, index).inputs:
@@ -370,12 +374,16 @@ class StreamedModel:
     def _backward_embedding(self, work: _Pass, weights: Tensor | None) -> None:
         trained = [slot.name for slot in self.skeleton.layouts[0].parameters if slot.trainable]
         roots, gradients = zip(*work.deferred.values(), strict=True)
+        self._note_reach(0, roots)
         self._embedding_weights = weights
         try:
             torch.autograd.backward(roots, gradients, inputs=[self.skeleton.parameters[name] for name in trained])
         finally:
             self._embedding_weights = None
         del self._passes[work.index]
+
+    def _note_reach(self, unit: int, roots: Iterable[Tensor], *, last: bool = True) -> None:
+        self._reach.note(unit, roots, micro_batches=len(self._micro_batches), last=last)
 
     @contextmanager
     def _carrying_gradients(self, unit: int) -> Iterator[None]:

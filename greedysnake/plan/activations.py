@@ -106,8 +106,17 @@ def _layer_bytes(skeleton: Skeleton, unit: int, batch: BatchShape) -> int:
             features += experts_used * sum(slot.shape[1:])
     layers = len(skeleton.unit_layers[unit])
     total = 3 * features * tokens * size + 48 * layers * tokens * int(config.hidden_size)
-    heads = int(getattr(config, "num_attention_heads", 1))
+    heads = _attention_heads(config)
     return total + layers * batch.rows * heads * batch.tokens**2 * _attention_matrix_bytes(config)
+
+
+def _attention_heads(config: PretrainedConfig) -> int:
+    """Attention heads of a layer; the most of any where layers differ."""
+    layers = getattr(config, "per_layer_config", None)
+    if not layers:
+        return int(getattr(config, "num_attention_heads", 1))
+    own = layers.values() if isinstance(layers, dict) else layers
+    return max(int(getattr(layer, "num_attention_heads", 1)) for layer in own)
 
 
 def _attention_matrix_bytes(config: PretrainedConfig) -> int:

@@ -6,7 +6,7 @@ Fixed extents have one slot, are written before the first commit, and only read 
 extents have one slot and no promise. The store knows bytes by key and nothing of models.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import replace
@@ -183,6 +183,14 @@ class Store:
             undo.pop_all()
             return store, manifest.contents
 
+    @classmethod
+    def contents_of(cls, folders: Sequence[Path], *, system: System | None = None) -> dict[str, Any] | None:
+        """The contents given to the last commit of a store, which stays closed; None if there is none to be read."""
+        try:
+            return read_first_manifest([Path(folder) for folder in folders], system or System()).contents
+        except StorageError:
+            return None
+
     @property
     def geometry(self) -> Geometry:
         """Which folder holds which bytes."""
@@ -356,6 +364,15 @@ class Store:
         self._slots = dict(zip(self._extents, manifest.slots, strict=True))
         self._written = {}
 
+    def sync_owner_files(self) -> None:
+        """Make what the store's owner has put beside the first folder's files last; the first commit does so itself.
+
+        Raises:
+            StorageError: the disk cannot be flushed.
+        """
+        if self._has_commit:
+            sync_tree(self._held.system, self.folders[0] / OWNER_FOLDER)
+
     def _next_manifest(self, contents: dict[str, Any]) -> Manifest:
         """What is committed next, with the checksums of all that was written."""
         slots, checksums = [], []
@@ -399,11 +416,14 @@ class Store:
         if self._failure is not None:
             raise StorageError(f"{self.folders[0]} takes no more writes, as {self._failure}")
 
-    def verify(self, progress: Callable[[int, int], None] | None = None) -> list[Damage]:
+    def verify(
+        self, progress: Callable[[int, int], None] | None = None, *, keys: Collection[str] | None = None
+    ) -> list[Damage]:
         """Read everything that the last commit holds and compare it with its checksums.
 
         Args:
             progress: called with the bytes read so far and those to read, after every piece.
+            keys: of the durable extents to read; None: all.
 
         Returns:
             The pieces that are not as they were written, or cannot be read.
@@ -434,6 +454,7 @@ class Store:
                 checksum=checksum,
             )
             for key, file, checksums in extents
+            if keys is None or key in keys
             for piece, checksum in zip(file.pieces(self._offsets[key], self._size(key)), checksums, strict=True)
         ]
         return damages(pieces, progress)

@@ -1,0 +1,42 @@
+"""Which model types of transformers can be trained, tried one by one; writes docs/models.md.
+
+    python scripts/coverage.py                    # all of them, and the page: some minutes
+    python scripts/coverage.py llama mixtral      # what these give, and no page
+
+Of each type a small model is trained for two steps of four micro-batches in float32, from SSD and by a plain PyTorch
+loop, and every bit of every parameter is compared; then its folder is loaded and exported, and the two are compared.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Try types; gives 1 if one of them comes out wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("types", nargs="*", help="model types; default: all, and write the page")
+    parser.add_argument("--show", action="store_true", help="show warnings and tracebacks")
+    given = parser.parse_args(arguments)
+
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    sys.path.insert(0, str(ROOT / "tests"))
+    from models_page import PAGE, model_types, write_page
+    from one_type import WRONG, in_a_process
+
+    rows = []
+    for model_type in given.types or model_types():
+        rows.append(in_a_process(model_type, show=given.show))
+        print(f"{rows[-1].model_type:30} {rows[-1].result:10} {rows[-1].reason}", flush=True)
+    if not given.types:
+        write_page(rows, ROOT / PAGE)
+    return int(any(row.result == WRONG for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
