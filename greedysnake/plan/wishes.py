@@ -171,12 +171,13 @@ def started_process_bytes() -> int:
 def layer_workload(skeleton: Skeleton) -> Workload:
     """The model's sizes layer by layer, whatever its units are."""
     if any(len(layers) > 1 for layers in skeleton.unit_layers):
-        slots = [slot for layout in skeleton.layouts for slot in layout.parameters]
+        slots = [] if skeleton.lora else [slot for layout in skeleton.layouts for slot in layout.parameters]
         skeleton = build_skeleton(
             skeleton.model.config,
             dtype=skeleton.model.dtype,
             chunk_elements=max(chunk.elements for layout in skeleton.layouts for chunk in layout.chunks),
             frozen=[slot.name for slot in slots if not slot.trainable],
+            lora=skeleton.lora,
         )
     return describe_skeleton(skeleton, dtype=_DTYPE_NAMES[skeleton.model.dtype])
 
