@@ -12,6 +12,7 @@ import argparse
 import os
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ import torch
 from transformers import LlamaConfig
 
 from greedysnake import AdamW, Trainer
+from greedysnake.storage.folders import READ_THREADS, WRITE_THREADS
 
 MEMORY_GROWTH = 0.05
 LINES = 10
@@ -47,15 +49,21 @@ HEADING = f"{'step':>8} {'memory MiB':>12} {'threads':>8} {'open files':>11} {'m
 
 
 def measure(step: int, milliseconds: float) -> Usage:
-    """Usage of this process now."""
+    """Usage of this process now; the store's pools of threads count as full."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return Usage(
         step=step,
         memory_bytes=pages * os.sysconf("SC_PAGESIZE"),
-        threads=len(os.listdir("/proc/self/task")),
+        threads=len(os.listdir("/proc/self/task")) + READ_THREADS + WRITE_THREADS - _pool_threads(),
         files=len(os.listdir("/proc/self/fd")),
         milliseconds=milliseconds,
     )
+
+
+def _pool_threads() -> int:
+    """Threads that the store's pools have started: one more whenever all are busy, up to their limit."""
+    names = [thread.name for thread in threading.enumerate()]
+    return sum(name.startswith(("greedysnake-read", "greedysnake-write")) for name in names)
 
 
 def growth(lines: list[Usage]) -> list[str]:

@@ -207,6 +207,7 @@ def test_a_signal_ends_the_run_after_the_step_in_flight(tmp_path, command, numbe
     assert status == 0
     assert json.loads(output) == {
         "folder": str(tmp_path / "out"),
+        "adapter": False,
         "steps_done": summary["steps"],
     }
 

@@ -149,7 +149,8 @@ def export_best(run: Path, out: Path) -> dict[str, Any]:
     """Copy the best weights of a run, with its tokenizer; the run may still be going.
 
     Returns:
-        ``steps_done`` and ``eval_loss`` when they were the newest, and ``folder``.
+        ``steps_done`` and ``eval_loss`` when they were the newest, ``folder``, and whether it holds an ``adapter``
+        alone.
 
     Raises:
         ConfigError: ``run`` is not a run folder, or has kept none.
@@ -175,4 +176,9 @@ def export_best(run: Path, out: Path) -> dict[str, Any]:
         raise ModelError(f"cannot write the model folder {out}: {error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return {"folder": str(out), "steps_done": kept.step, "eval_loss": kept.eval_loss}
+    return {
+        "folder": str(out),
+        "adapter": (out / "adapter_config.json").is_file(),
+        "steps_done": kept.step,
+        "eval_loss": kept.eval_loss,
+    }

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from greedysnake.engine import loading
-from greedysnake.engine.loading import LoadedSoFar, commit_so_far, refuse_half_loaded, unit_groups
+from greedysnake.engine.loading import TOKENIZER_FOLDER, LoadedSoFar, commit_so_far, refuse_half_loaded, unit_groups
 from greedysnake.engine.unit_store import write_unit
 from greedysnake.errors import ConfigError, ModelError, StorageError
 from greedysnake.models.checkpoint import Checkpoint, check_not_quantised, read_config
@@ -28,9 +28,6 @@ from greedysnake.units import parse_bytes
 
 MODEL_FOLDER = "model"
 BUFFERS_NAME = "buffers.safetensors"
-TOKENIZER_FOLDER = "tokenizer"
-"""In the model folder: the tokenizer of the model folder that the run began from, file by file."""
-
 TOKENIZER_FILES = (
     "tokenizer*",
     "special_tokens_map.json",

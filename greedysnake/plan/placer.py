@@ -13,6 +13,8 @@ from greedysnake.plan.query import Case, PlanQuery, over
 from greedysnake.plan.slots import NARROW, SLOTS, WIDE, with_slots
 from greedysnake.schedule import Choices, StepShape, Tier
 
+_BUFFERS = (WIDE, NARROW)
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Frame:
@@ -36,7 +38,7 @@ class Placer:
         self._cases: dict[tuple[BatchShape, float, int], list[Case]] = {}
 
     def place(self, batch: BatchShape, alpha: float, layers_per_unit: int, fixed: dict[str, float]) -> Placement | None:
-        """The shares that make a step shortest; with narrow buffers if wide ones leave no room.
+        """The shares that make a step shortest, with whichever number of buffers leaves the better room for them.
 
         Args:
             batch: sizes of the batch.
@@ -44,6 +46,13 @@ class Placer:
             layers_per_unit: decoder layers of a unit.
             fixed: shares that are given (:meth:`fixed_shares`).
         """
+        found = self._placements(batch, alpha, layers_per_unit, fixed)
+        return min((placement for placement, _ in found), key=lambda placement: placement.seconds, default=None)
+
+    def _placements(
+        self, batch: BatchShape, alpha: float, layers_per_unit: int, fixed: dict[str, float]
+    ) -> Iterator[tuple[Placement, Choices]]:
+        """The best shares with wide and with narrow buffers, where they leave room for any, and those buffers."""
         query, key = self._query, (batch, layers_per_unit)
         if key not in self._frames:
             self._frames[key] = self._frame(batch, layers_per_unit)
@@ -57,7 +66,7 @@ class Placer:
             separate_device=separate,
             snapshots=1 / query.snapshot_every if query.snapshot_every else 0.0,
         )
-        for needs in frame.needs:
+        for needs, slots in zip(frame.needs, _BUFFERS, strict=True):
             rows = space_rows(
                 frame.shape,
                 needs,
@@ -68,8 +77,7 @@ class Placer:
             )
             placement = solve(work, frame.costs, rows, fixed)
             if placement is not None:
-                return placement
-        return None
+                yield placement, slots
 
     def _frame(self, batch: BatchShape, layers_per_unit: int) -> _Frame:
         query = self._query
@@ -92,7 +100,7 @@ class Placer:
                     slots=2 if query.second_slot else 1,
                     process=query.process_bytes,
                 )
-                for slots in (WIDE, NARROW)
+                for slots in _BUFFERS
             ),
         )
 
@@ -124,25 +132,21 @@ class Placer:
     def _find_cases(self, batch: BatchShape, alpha: float, layers_per_unit: int) -> list[Case]:
         found: list[tuple[float, int, Case]] = []
         for fixed in self._variants(alpha):
-            placement = self.place(batch, alpha, layers_per_unit, fixed)
-            if placement is None:
-                continue
-            choices = Choices(
-                delayed_share=alpha,
-                wait_for_norm=self._query.waits_for_norm(alpha),
-                separate_device=self._query.hardware.separate_device,
-                boundaries_on_device=_whole(placement.boundaries_device),
-                boundaries_on_ssd=_whole(max(0.0, 1 - placement.boundaries_device - placement.boundaries_host)),
-                gradients=Tier.HOST if fixed["gradients_host"] else Tier.SSD,
-                resident_weights=placement.resident_weights,
-                resident_state=placement.resident_state,
-            )
-            for slots in (WIDE, NARROW):
+            for placement, slots in self._placements(batch, alpha, layers_per_unit, fixed):
+                choices = Choices(
+                    delayed_share=alpha,
+                    wait_for_norm=self._query.waits_for_norm(alpha),
+                    separate_device=self._query.hardware.separate_device,
+                    boundaries_on_device=_whole(placement.boundaries_device),
+                    boundaries_on_ssd=_whole(max(0.0, 1 - placement.boundaries_device - placement.boundaries_host)),
+                    gradients=Tier.HOST if fixed["gradients_host"] else Tier.SSD,
+                    resident_weights=placement.resident_weights,
+                    resident_state=placement.resident_state,
+                )
                 case = Case(batch=batch, layers_per_unit=layers_per_unit, choices=with_slots(choices, slots))
                 fitted = self.fit_shares(case)
                 if fitted is not None:
                     found.append((placement.seconds, len(found), fitted))
-                    break
         cases = [case for _, _, case in sorted(found, key=lambda entry: entry[:2])]
         return list(dict.fromkeys(cases))
 

@@ -213,7 +213,7 @@ def _simulate_near(query: PlanQuery, placer: Placer, bounds: list[_Bound], trial
         cases = placer.cases(bound.batch, bound.delayed_share, unit_size)
         # the shortest by the program, and the one that leaves the fewest boundaries to SSD
         fewest = sorted(cases, key=lambda case: case.choices.boundaries_on_ssd)[:2]
-        best = trials.best(dict.fromkeys([*fewest, *cases[:2]]), best)
+        best = trials.best(dict.fromkeys([*fewest, *cases[:3]]), best)
     for bound in in_order if best is None else ():  # what fits in parts need not fit whole
         best = best or trials.best(placer.cases(bound.batch, bound.delayed_share, unit_size))
     while best is not None and not trials.spent:

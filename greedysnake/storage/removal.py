@@ -23,7 +23,9 @@ from greedysnake.storage.small_files import flush_folder, names_in, remove_file,
 from greedysnake.storage.system import System, reason, uninterrupted
 
 
-def remove_store(folders: Sequence[Path], *, system: System | None = None) -> list[Path]:
+def remove_store(
+    folders: Sequence[Path], *, owner_folders: Sequence[str] = (), system: System | None = None
+) -> list[Path]:
     """Delete a store: the files that it is made of, then the folders that are empty without them.
 
     A store that is damaged or was never committed can be deleted too. It is none any more from the first deletion
@@ -31,6 +33,7 @@ def remove_store(folders: Sequence[Path], *, system: System | None = None) -> li
 
     Args:
         folders: all folders of the store.
+        owner_folders: folders that the store's owner makes in its own, inner ones first; files in others stay.
         system: the system calls.
 
     Returns:
@@ -52,6 +55,8 @@ def remove_store(folders: Sequence[Path], *, system: System | None = None) -> li
             remove_file(system, path / MANIFEST_NAME)
             flush_folder(system, path)
         for folder in owners:
+            for inner in owner_folders:
+                _remove_owners(folder / inner, system)
             _remove_owners(folder, system)
         marks = [SLOT_NAMES[0] if len(paths) == 1 else IDENTITY_NAME, LOCK_NAME]  # show a second call what is left
         for path in paths:
@@ -113,7 +118,7 @@ def _is_first(folder: Path, count: int, system: System) -> bool:
 
 
 def _remove_owners(folder: Path, system: System) -> None:
-    """Delete the files that the store's owner added; not the folders, which it never adds."""
+    """Delete the files that the store's owner added to a folder, and the folder if that leaves it empty."""
     try:
         if not stat.S_ISDIR(uninterrupted(system.lstat, folder).st_mode):
             return
