@@ -189,6 +189,32 @@ def test_code_in_a_model_folder_runs_only_if_it_is_trusted(tmp_path, monkeypatch
     assert type(model).__name__ == "OwnForCausalLM"
 
 
+def test_a_run_with_code_of_its_own_generates_and_its_storage_is_cleaned_to_the_last_file(tmp_path, command):  # noqa: F811
+    model = model_folder(tmp_path / "in")
+    model_type = f"own_{tmp_path.name.replace('-', '_')}"
+    edit_config(
+        model,
+        model_type=model_type,
+        auto_map={"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"},
+    )
+    (model / "own.py").write_text(CODE.format(model_type=model_type))
+    settings = {"path": str(model), "config": None, "trust_remote_code": True}
+    path = write_config(tmp_path, model=settings, training={"steps": 1, "eval_every": None})
+    status, _, errors = command("train", path)
+    assert status == 0, errors
+    status, _, errors = command("generate", tmp_path / "run", "--prompt", "the", "--max-new-tokens", "2")
+    assert status == 0, errors
+    assert (tmp_path / "run" / "store" / "model" / "tokenizer" / "tokenizer.json").is_file()
+    status, output, errors = command("clean", tmp_path / "run", "--yes")
+    assert status == 0, errors
+    assert "Left" not in output
+    assert not (tmp_path / "run" / "store").exists()
+    status, _, errors = command("generate", tmp_path / "run", "--prompt", "the")
+    assert status == 1
+    assert "store" in errors
+    assert "model.path" not in errors  # it is the run that lacks something, not its settings
+
+
 def test_parameters_that_text_does_not_reach_are_refused_unless_frozen(tmp_path):
     sizes = {"d_model": 64, "decoder_layers": 4, "decoder_attention_heads": 4, "decoder_ffn_dim": 96}
     config = AutoConfig.for_model("bart", **sizes, encoder_layers=4, vocab_size=128, max_position_embeddings=128)

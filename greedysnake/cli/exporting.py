@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 from torch import Tensor
 
+from greedysnake.cli.folder import BEST_FOLDER
 from greedysnake.cli.resuming import TOKENIZER_FOLDER, moving_bar, run_config
 from greedysnake.engine.opening import companion_files, export_options, open_committed
 from greedysnake.engine.unit_store import read_unit
@@ -43,7 +44,7 @@ def export_run(
         ModelError: ``out`` exists or cannot be written, or the dtype cannot hold a weight.
     """
     folders = run_config(run).storage_folders
-    _check_apart(out, run, folders)
+    check_apart(out, run, folders)
     own = run / TOKENIZER_FOLDER
     beside = companion_files(folders[0], own if own.is_dir() else None)
     with moving_bar(console, "Writing") as progress:
@@ -70,13 +71,14 @@ def export_run(
     }
 
 
-def _check_apart(out: Path, run: Path, storage: list[Path]) -> None:
+def check_apart(out: Path, run: Path, storage: list[Path]) -> None:
     """Refuse to write over the run itself.
 
     Raises:
-        ModelError: ``out`` is the run's folder, or is, holds or lies in one of its storage folders.
+        ModelError: ``out`` is the run's folder, or is, holds or lies in one of its storage folders or that of its best
+            weights.
     """
-    place, own = out.resolve(), [folder.resolve() for folder in storage]
+    place, own = out.resolve(), [folder.resolve() for folder in (*storage, run / BEST_FOLDER)]
     if any(place == folder or place in folder.parents for folder in (run.resolve(), *own)) or any(
         folder in place.parents for folder in own
     ):

@@ -15,6 +15,7 @@ from greedysnake.storage.names import (
     LOCK_NAME,
     MANIFEST_NAME,
     OWNER_FOLDER,
+    OWNER_INNER_FOLDERS,
     RATE_NAME,
     SCRATCH_NAME,
     SLOT_NAMES,
@@ -112,14 +113,16 @@ def _is_first(folder: Path, count: int, system: System) -> bool:
     return identity is not None and identity.index == 0
 
 
-def _remove_owners(folder: Path, system: System) -> None:
-    """Delete the files that the store's owner added; not the folders, which it never adds."""
+def _remove_owners(folder: Path, system: System, within: str = "") -> None:
+    """Delete what the store's owner added: files, and the folders that it may have made for some of them."""
     try:
         if not stat.S_ISDIR(uninterrupted(system.lstat, folder).st_mode):
             return
         for name in names_in(system, folder):
             if not stat.S_ISDIR(uninterrupted(system.lstat, folder / name).st_mode):
                 remove_file(system, folder / name)
+            elif f"{within}{name}" in OWNER_INNER_FOLDERS:
+                _remove_owners(folder / name, system, f"{within}{name}/")
         with contextlib.suppress(OSError):
             uninterrupted(system.rmdir, folder)
     except FileNotFoundError:
