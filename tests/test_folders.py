@@ -62,6 +62,12 @@ def test_a_load_that_is_killed_goes_on_where_it_was(tmp_path, command, monkeypat
         status, _, errors = command(verb, run, *([tmp_path / "out"] if verb == "export" else []))
         assert status == 1
         assert ("still being loaded" in errors) == (unit > 0)
+    status, _, errors = command("generate", run, "--prompt", "the")
+    assert status == 1
+    assert "was still being loaded" in errors
+    status, _, errors = command("report", run)
+    assert status == 1
+    assert "nothing to report" in errors
     filled = []
     fill = Checkpoint.fill
     monkeypatch.setattr(Checkpoint, "fill", lambda s, k, m, seed=0: (filled.extend(m), fill(s, k, m, seed)))
