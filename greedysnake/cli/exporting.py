@@ -43,7 +43,8 @@ def export_run(
         StorageError: its store cannot be read, or the run is still going.
         ModelError: ``out`` exists or cannot be written, or the dtype cannot hold a weight.
     """
-    folders = run_config(run).storage_folders
+    config = run_config(run)
+    folders = config.storage_folders
     check_apart(out, run, folders)
     own = run / TOKENIZER_FOLDER
     beside = companion_files(folders[0], own if own.is_dir() else None)
@@ -64,6 +65,11 @@ def export_run(
                 export_model(skeleton, read, out, options)
         finally:
             store.close()
+    if adapter and config.model.resize_embeddings and console is not None:
+        console.print(
+            "Note: tokens that model.resize_embeddings added to the model are not in its folder, so adapters alone do "
+            "not bring them along; --merge writes the whole model."
+        )
     return {
         "folder": str(out),
         "adapter": adapter,
