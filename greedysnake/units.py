@@ -6,6 +6,8 @@ from decimal import Decimal, InvalidOperation
 _FACTOR = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
+_MOST_BYTES = 2**63 - 1
+
 _COUNT_FACTOR = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 _MOST_DIGITS = 40
 
@@ -21,7 +23,10 @@ def parse_bytes(size: int | str) -> int:
     match = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
     if match is None:
         raise ValueError(f"{size!r} is not a size; write it like '16GiB', '400M' or a number of bytes")
-    return int(float(match[1]) * _FACTOR[match[2].upper()])
+    size_bytes = float(match[1]) * _FACTOR[match[2].upper()]
+    if size_bytes > _MOST_BYTES:
+        raise ValueError(f"{size!r} is larger than any memory or disk")
+    return int(size_bytes)
 
 
 def parse_count(count: object) -> int:

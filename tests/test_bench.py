@@ -112,6 +112,9 @@ def test_problems_come_all_at_once(tmp_path, capsys):
     )
     for part in ("--memory: 'much'", "--disk: '4 beans'", "tensorflow", "--model 9b"):
         assert part in said
+    said = fails(*command(tmp_path, "torch"), "--memory", "0", "--disk", "0.1B", capsys=capsys)
+    for part in ("--memory: '0' leaves nothing", "--disk: '0.1B' leaves nothing"):
+        assert part in said
     (tmp_path / "bench.json").write_text("[1]")
     assert "not a file of results" in fails(*command(tmp_path, "torch"), capsys=capsys)
     assert "--storage" in fails("bench", capsys=capsys)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from chat_run import chats, write_chat_config
+from chat_templates import MARKED
+from small_run import run_well
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from greedysnake.report.metrics import read_metrics
@@ -76,3 +78,20 @@ def test_a_chat_model_is_fine_tuned_killed_resumed_exported_and_generates(tmp_pa
     answer = tokenizer.decode(written)
     assert answer.startswith("The answer is"), answer
     assert answer.endswith("<|im_end|>"), answer
+
+
+def test_a_run_goes_on_without_the_file_of_its_chat_template(tmp_path, capsys):
+    template = tmp_path / "template.jinja"
+    template.write_text(MARKED)
+    run_well(
+        "train",
+        write_chat_config(
+            tmp_path,
+            data={"chat_template": str(template)},
+            training={"steps": 1, "eval_every": None},
+            optimizer={"warmup_steps": 0},
+        ),
+    )
+    template.unlink()
+    run_well("resume", tmp_path / "run", "training.steps=2")
+    assert "Done: 2 steps" in capsys.readouterr().out

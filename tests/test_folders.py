@@ -62,6 +62,12 @@ def test_a_load_that_is_killed_goes_on_where_it_was(tmp_path, command, monkeypat
         status, _, errors = command(verb, run, *([tmp_path / "out"] if verb == "export" else []))
         assert status == 1
         assert ("still being loaded" in errors) == (unit > 0)
+    status, _, errors = command("generate", run, "--prompt", "the")
+    assert status == 1
+    assert "was still being loaded" in errors
+    status, _, errors = command("report", run)
+    assert status == 1
+    assert "nothing to report" in errors
     filled = []
     fill = Checkpoint.fill
     monkeypatch.setattr(Checkpoint, "fill", lambda s, k, m, seed=0: (filled.extend(m), fill(s, k, m, seed)))
@@ -187,6 +193,32 @@ def test_code_in_a_model_folder_runs_only_if_it_is_trusted(tmp_path, monkeypatch
     assert_equal(tensors_in(tmp_path / "same"), tensors_in(tmp_path / "in"))
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True)
     assert type(model).__name__ == "OwnForCausalLM"
+
+
+def test_a_run_with_code_of_its_own_generates_and_its_storage_is_cleaned_to_the_last_file(tmp_path, command):  # noqa: F811
+    model = model_folder(tmp_path / "in")
+    model_type = f"own_{tmp_path.name.replace('-', '_')}"
+    edit_config(
+        model,
+        model_type=model_type,
+        auto_map={"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"},
+    )
+    (model / "own.py").write_text(CODE.format(model_type=model_type))
+    settings = {"path": str(model), "config": None, "trust_remote_code": True}
+    path = write_config(tmp_path, model=settings, training={"steps": 1, "eval_every": None})
+    status, _, errors = command("train", path)
+    assert status == 0, errors
+    status, _, errors = command("generate", tmp_path / "run", "--prompt", "the", "--max-new-tokens", "2")
+    assert status == 0, errors
+    assert (tmp_path / "run" / "store" / "model" / "tokenizer" / "tokenizer.json").is_file()
+    status, output, errors = command("clean", tmp_path / "run", "--yes")
+    assert status == 0, errors
+    assert "Left" not in output
+    assert not (tmp_path / "run" / "store").exists()
+    status, _, errors = command("generate", tmp_path / "run", "--prompt", "the")
+    assert status == 1
+    assert "store" in errors
+    assert "model.path" not in errors  # it is the run that lacks something, not its settings
 
 
 def test_parameters_that_text_does_not_reach_are_refused_unless_frozen(tmp_path):

@@ -250,3 +250,22 @@ def test_prompts_from_files_and_chats(tmp_path):
     tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
     assert bytes(encode_prompts(tokenizer, ["hi"], chat=True)[0]) == b"<user>hi<assistant>"
     assert encode_prompts(tokenizer, [""], chat=False) == [[tokenizer.eos_token_id]]
+    tokenizer.chat_template = "{{ raise_exception('begin with the system') }}"
+    with pytest.raises(DataError, match=r"does not take the prompt 'hi'.*begin with the system"):
+        encode_prompts(tokenizer, ["hi"], chat=True)
+
+
+def test_samples_that_a_kill_cut_short_are_written_after_a_resume(tmp_path):
+    samples = {"sample_every": 2, "sample_prompts": ["the quick", "a"], "sample_tokens": 5}
+    run_well("train", write_config(tmp_path, training=samples))
+    path = tmp_path / "run" / "samples.jsonl"
+    whole = path.read_text()
+    assert [json.loads(line)["step"] for line in whole.splitlines()] == [2, 2, 4, 4]
+    (tmp_path / "run" / "summary.json").unlink()  # as if it had been killed after its last snapshot
+    path.write_text("".join(whole.splitlines(keepends=True)[:3]))
+    run_well("resume", tmp_path / "run")
+    assert path.read_text() == whole
+    run_well("resume", tmp_path / "run", "training.steps=5")
+    lines = path.read_text().splitlines(keepends=True)
+    assert "".join(lines[:4]) == whole
+    assert [json.loads(line)["step"] for line in lines[4:]] == [5, 5]

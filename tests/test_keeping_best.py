@@ -20,6 +20,7 @@ from greedysnake.cli import best
 from greedysnake.cli.best import find_kept
 from greedysnake.report.evaluations import best_evaluation, early_stop_reason, perplexity
 from greedysnake.report.metrics import read_metrics
+from greedysnake.units import format_bytes
 
 nan, inf = math.nan, math.inf
 
@@ -122,7 +123,12 @@ def test_the_best_weights_are_those_of_their_step_and_can_be_exported(tmp_path, 
     assert "with --best: as of step 4" in output
     status, output, errors = command("export", run, tmp_path / "best", "--best", "--json")
     assert status == 0, errors
-    assert json.loads(output) == {"folder": str(tmp_path / "best"), "steps_done": 4, "eval_loss": losses[4]}
+    assert json.loads(output) == {
+        "folder": str(tmp_path / "best"),
+        "adapter": False,
+        "steps_done": 4,
+        "eval_loss": losses[4],
+    }
     assert command("export", run, tmp_path / "last")[0] == 0
     assert same_weights(tmp_path / "best", tmp_path / "at_4")
     assert not same_weights(tmp_path / "best", tmp_path / "last")
@@ -135,6 +141,33 @@ def test_the_best_weights_are_those_of_their_step_and_can_be_exported(tmp_path, 
     summary = json.loads((run / "summary.json").read_text())
     assert summary["best_model"]["step"] == 4
     assert command("export", run, tmp_path / "best", "--best")[0] == 1  # there is something already
+    status, output, errors = command("export", run, tmp_path / "best", "--best", "--overwrite")
+    assert status == 0, errors
+    assert "Wrote the model after step 4" in output
+    assert same_weights(tmp_path / "best", tmp_path / "at_4")
+    status, _, errors = command("export", run, tmp_path / "best", "--best", "--dtype", "float32", "--merge")
+    assert status == 1
+    assert "--dtype and --merge: not possible with --best" in errors
+    for kind in ([], ["--best"]):  # neither may take the place of what is kept
+        status, _, errors = command("export", run, run / "best" / "step-4", "--overwrite", *kind)
+        assert status == 1
+        assert "is a place of the run itself" in errors
+    assert find_kept(run).step == 4
+
+
+def test_the_best_adapters_are_kept_and_exported_alone(tmp_path, command):  # noqa: F811
+    pytest.importorskip("peft")
+    path = write_config(tmp_path, training={"steps": 2, "eval_every": 1, "keep_best": True}, lora={"r": 2, "alpha": 4})
+    status, output, errors = command("train", path)
+    assert status == 0, errors
+    kept = find_kept(tmp_path / "run").folder
+    assert {path.name for path in kept.glob("adapter*")} == {"adapter_config.json", "adapter_model.safetensors"}
+    size = sum(tensor.numel() * tensor.element_size() for tensor in weights_of(kept).values())
+    assert f"Best weights: {format_bytes(size)} more" in output
+    status, output, errors = command("export", tmp_path / "run", tmp_path / "best", "--best")
+    assert status == 0, errors
+    assert "Wrote the adapters after step" in output
+    assert same_weights(tmp_path / "best", kept)
 
 
 def test_without_best_weights_the_export_says_so(tmp_path, command):  # noqa: F811

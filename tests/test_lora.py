@@ -226,6 +226,25 @@ def test_adapters_and_patterns_do_not_go_together(tmp_path):
         Trainer(small_config("llama"), tmp_path / "store", lora=Lora(), freeze=["lm_head.*"])
 
 
+def test_an_embedding_with_adapters_can_be_given_more_rows(tmp_path):
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_config(small_config("llama"))
+    base.save_pretrained(tmp_path / "base")
+    rows = base.config.vocab_size + 3
+    lora = Lora(r=2, alpha=4, target_modules=("embed_tokens", "lm_head", "q_proj"))
+    settings = {"vocab_size": rows, "lora": lora, "dtype": "float32", "optimizer": AdamW(lr=RATE)}
+    with Trainer(tmp_path / "base", tmp_path / "store", **settings) as trainer:
+        trainer.save_pretrained(tmp_path / "before", merge=True)
+        trainer.step(random_batches(1)[0])
+        trainer.save_pretrained(tmp_path / "after", merge=True)
+    before, after = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("before", "after"))
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        found = before.get_parameter(name)
+        assert found.shape[0] == rows
+        assert torch.equal(found[: rows - 3], base.get_parameter(name))
+        assert not torch.equal(after.get_parameter(name), found)
+
+
 def test_from_the_command_line(tmp_path, capsys):
     path = write_config(tmp_path, lora={"r": 2, "alpha": 4, "target_modules": ["q_proj", "v_proj"]})
     run = tmp_path / "run"
@@ -235,6 +254,10 @@ def test_from_the_command_line(tmp_path, capsys):
     assert "LoRA adapters of rank 2" in said
     summary = json.loads((run / "summary.json").read_text())
     assert summary["trained_parameters"] == 512 < summary["parameters"]
+    run_well("report", run)
+    page = (run / "report.html").read_text()
+    assert f"512 of {summary['parameters']:,}" in page
+    assert "weights that are not trained, on SSD" in page
     run_well("resume", run, "training.steps=6")
     run_well("export", run, tmp_path / "adapter")
     run_well("export", run, tmp_path / "merged", "--merge")

@@ -162,3 +162,14 @@ def test_a_probe_of_a_folder_that_cannot_be_is_refused(tmp_path):
     blocked.write_text("")
     with pytest.raises(GreedySnakeError, match="cannot be used"):
         CliRunner().invoke(app, ["probe", "--storage", str(blocked / "inner")], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate"])
+def test_boundaries_that_the_machine_cannot_keep_are_refused_in_a_message(settings, command):
+    shares = ["engine.boundaries_on_device=0.5", "engine.boundaries_on_ssd=0.7"]
+    for given, message in [
+        (shares[:1], r"engine.boundaries_on_device: found 0.5; needs 0 or null, as laptop"),
+        (shares, r"engine.boundaries_on_device: found 0.5, and engine.boundaries_on_ssd is 0.7; needs at most 1"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            run(command, str(settings), *given, "--hardware", "laptop-cpu-24gb")

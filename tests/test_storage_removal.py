@@ -33,6 +33,10 @@ def test_a_store_goes_with_its_folders(tmp_path, count, commit):
     folders = striped(tmp_path / "stores", count, commit)
     (folders[0] / "model").mkdir()
     (folders[0] / "model" / "config.json").write_text("{}")
+    inner = folders[0] / "model" / "tokenizer" / "additional_chat_templates"
+    inner.mkdir(parents=True)
+    (inner / "tools.jinja").write_text("a template")
+    (inner.parent / "tokenizer.json").write_text("{}")
     (folders[0] / ".manifest.json.abc0").write_text("half")
     assert remove_store(folders) == []
     assert list((tmp_path / "stores").iterdir()) == []
@@ -63,6 +67,8 @@ def test_links_are_not_followed(tmp_path):
     (folders[0] / "slot1.bin").rename(kept / "slot1.bin")
     (folders[0] / "slot1.bin").symlink_to(kept / "slot1.bin")
     (folders[0] / "model").symlink_to(kept)
+    (kept / "tokenizer").mkdir()
+    (kept / "tokenizer" / "tokenizer.json").write_text("kept")
     before = tree(kept)
     assert remove_store(folders) == [folders[0] / "model"]
     assert tree(kept) == before

@@ -157,7 +157,7 @@ def export(
 
     bar = Console(stderr=True, soft_wrap=True, highlight=False)
     if best:
-        report = export_best(run, out)
+        report = export_best(run, out, overwrite=overwrite, dtype=dtype, merge=merge)
     else:
         report = export_run(
             run, out, dtype=dtype, max_shard_size=max_shard_size, overwrite=overwrite, merge=merge, console=bar

@@ -129,7 +129,7 @@ def _checked(question: Question) -> tuple[list[Setting], list[System]]:
     for name, found in sizes.items():
         for text in getattr(question, name) or [_NONE]:
             try:
-                found.append(None if text == _NONE else parse_bytes(text))
+                found.append(None if text == _NONE else _size(text))
             except ValueError as error:
                 problems.append(f"--{name}: {error}; or {_NONE}")
     try:
@@ -147,6 +147,18 @@ def _checked(question: Question) -> tuple[list[Setting], list[System]]:
     if problems:
         raise ConfigError("\n".join(problems))
     return settings_of(question.models, question.micro_batches, sizes["memory"], sizes["disk"]), systems
+
+
+def _size(text: str) -> int:
+    """Bytes of a limit.
+
+    Raises:
+        ValueError: it is none, or leaves nothing.
+    """
+    size = parse_bytes(text)
+    if size < 1:
+        raise ValueError(f"{text!r} leaves nothing to run with; write it like '16GiB' or '400M'")
+    return size
 
 
 def _smallest(

@@ -5,18 +5,19 @@ is the former one removed. So whenever a run is killed there is a whole one, and
 """
 
 import json
-import os
 import re
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from greedysnake.cli.folder import make_last, writing
+from greedysnake.cli.exporting import check_apart
+from greedysnake.cli.folder import BEST_FOLDER, make_last, writing
 from greedysnake.cli.resuming import TOKENIZER_FOLDER, run_config
 from greedysnake.data import load_tokenizer
 from greedysnake.engine.trainer import Trainer
 from greedysnake.errors import ConfigError, ModelError, StorageError
+from greedysnake.models.export import completed_folder
 from greedysnake.report.evaluations import Evaluation
 from greedysnake.report.metrics import write_json_atomic
 from greedysnake.storage import System
@@ -24,7 +25,6 @@ from greedysnake.storage.budget import free_bytes
 from greedysnake.storage.small_files import flush_folder
 from greedysnake.units import format_bytes
 
-BEST_FOLDER = "best"
 _NOTE = "evaluation.json"
 _NAME = re.compile(r"step-(\d+)")
 _REMAINS = re.compile(r"\.*step-\d+.*")
@@ -114,9 +114,10 @@ def _remove_remains(folder: Path, keep: KeptModel | None) -> None:
 
 
 def best_bytes(trainer: Trainer) -> int:
-    """Bytes of disk that the weights take."""
-    slots = (slot for layout in trainer.skeleton.layouts for slot in layout.parameters)
-    return sum(slot.elements * slot.dtype.itemsize for slot in slots)
+    """Bytes of disk that the weights take; of LoRA, the adapters alone are kept."""
+    skeleton = trainer.skeleton
+    slots = (slot for layout in skeleton.layouts for slot in layout.parameters)
+    return sum(slot.elements * slot.dtype.itemsize for slot in slots if skeleton.lora is None or slot.trainable)
 
 
 def describe_best(trainer: Trainer, run: Path) -> str:
@@ -145,40 +146,45 @@ def check_room(trainer: Trainer, run: Path) -> None:
         )
 
 
-def export_best(run: Path, out: Path) -> dict[str, Any]:
+def export_best(
+    run: Path, out: Path, *, overwrite: bool = False, dtype: str | None = None, merge: bool = False
+) -> dict[str, Any]:
     """Copy the best weights of a run, with its tokenizer; the run may still be going.
+
+    Args:
+        run: the run's folder.
+        out: to be created; it appears when it is complete.
+        overwrite: whether a model folder that is there is replaced.
+        dtype, merge: as for other exports; refused, as what was kept is copied as it is.
 
     Returns:
         ``steps_done`` and ``eval_loss`` when they were the newest, ``folder``, and whether it holds an ``adapter``
         alone.
 
     Raises:
-        ConfigError: ``run`` is not a run folder, or has kept none.
-        ModelError: ``out`` exists or cannot be written.
+        ConfigError: ``run`` is not a run folder, or has kept none; or they would have to be changed.
+        ModelError: ``out`` exists, is a place of the run itself or cannot be written.
     """
-    kept = find_kept(run_config(run).run)
+    if given := [name for name, wanted in (("--dtype", dtype is not None), ("--merge", merge)) if wanted]:
+        raise ConfigError(
+            f"{' and '.join(given)}: not possible with --best, which copies the weights as they were kept. Leave it "
+            f"out, and convert or merge the copy with transformers or peft"
+        )
+    config = run_config(run)
+    kept = find_kept(config.run)
     if kept is None:
         raise ConfigError(
             f"{run} has kept no best weights: training.keep_best was not true, or nothing was evaluated yet. Without "
             f"--best, greedysnake export gives its last ones"
         )
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ModelError(f"{out} exists already and is not empty. Choose another folder for the export")
-    partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
-    try:
-        shutil.copytree(kept.folder, partial, ignore=shutil.ignore_patterns(_NOTE))
-        if out.exists():
-            out.rmdir()
-        partial.rename(out)
-    except FileNotFoundError as error:
-        raise ModelError(f"{kept.folder} was replaced by better weights meanwhile; export again") from error
-    except OSError as error:
-        raise ModelError(f"cannot write the model folder {out}: {error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return {
-        "folder": str(out),
-        "adapter": (out / "adapter_config.json").is_file(),
-        "steps_done": kept.step,
-        "eval_loss": kept.eval_loss,
-    }
+    check_apart(out, config.run, config.storage_folders)
+    with completed_folder(out, overwrite=overwrite) as partial:
+        try:
+            shutil.copytree(kept.folder, partial, ignore=shutil.ignore_patterns(_NOTE), dirs_exist_ok=True)
+        except OSError:
+            if kept.folder.exists():
+                raise
+        if find_kept(config.run) != kept:  # better ones are there before these are removed
+            raise ModelError(f"{kept.folder} was replaced by better weights meanwhile; export again")
+        adapter = (partial / "adapter_config.json").is_file()
+    return {"folder": str(out), "adapter": adapter, "steps_done": kept.step, "eval_loss": kept.eval_loss}

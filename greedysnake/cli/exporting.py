@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 from torch import Tensor
 
+from greedysnake.cli.folder import BEST_FOLDER
 from greedysnake.cli.resuming import TOKENIZER_FOLDER, moving_bar, run_config
 from greedysnake.engine.opening import companion_files, export_options, open_committed
 from greedysnake.engine.unit_store import read_unit
@@ -42,8 +43,9 @@ def export_run(
         StorageError: its store cannot be read, or the run is still going.
         ModelError: ``out`` exists or cannot be written, or the dtype cannot hold a weight.
     """
-    folders = run_config(run).storage_folders
-    _check_apart(out, run, folders)
+    config = run_config(run)
+    folders = config.storage_folders
+    check_apart(out, run, folders)
     own = run / TOKENIZER_FOLDER
     beside = companion_files(folders[0], own if own.is_dir() else None)
     with moving_bar(console, "Writing") as progress:
@@ -63,6 +65,11 @@ def export_run(
                 export_model(skeleton, read, out, options)
         finally:
             store.close()
+    if adapter and config.model.resize_embeddings and console is not None:
+        console.print(
+            "Note: tokens that model.resize_embeddings added to the model are not in its folder, so adapters alone do "
+            "not bring them along; --merge writes the whole model."
+        )
     return {
         "folder": str(out),
         "adapter": adapter,
@@ -70,13 +77,14 @@ def export_run(
     }
 
 
-def _check_apart(out: Path, run: Path, storage: list[Path]) -> None:
+def check_apart(out: Path, run: Path, storage: list[Path]) -> None:
     """Refuse to write over the run itself.
 
     Raises:
-        ModelError: ``out`` is the run's folder, or is, holds or lies in one of its storage folders.
+        ModelError: ``out`` is the run's folder, or is, holds or lies in one of its storage folders or that of its best
+            weights.
     """
-    place, own = out.resolve(), [folder.resolve() for folder in storage]
+    place, own = out.resolve(), [folder.resolve() for folder in (*storage, run / BEST_FOLDER)]
     if any(place == folder or place in folder.parents for folder in (run.resolve(), *own)) or any(
         folder in place.parents for folder in own
     ):

@@ -9,6 +9,9 @@ from greedysnake.storage import System
 from greedysnake.storage.small_files import flush_folder, sync_tree
 from greedysnake.storage.system import reason
 
+BEST_FOLDER = "best"
+"""In a run's folder: the weights of its lowest loss on held-out text."""
+
 
 @contextmanager
 def writing(run: Path) -> Iterator[None]:

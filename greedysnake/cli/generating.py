@@ -16,7 +16,7 @@ from greedysnake.data import check_vocabulary, load_tokenizer
 from greedysnake.engine.devices import device_problem
 from greedysnake.engine.inference import GenerationSize, Generator
 from greedysnake.engine.opening import MODEL_FOLDER
-from greedysnake.errors import ConfigError, StorageInUseError
+from greedysnake.errors import ConfigError, StorageError, StorageInUseError
 from greedysnake.models.checkpoint import read_config
 from greedysnake.units import format_bytes, parse_bytes
 
@@ -133,12 +133,22 @@ def _model_of(
 ) -> tuple[PretrainedConfig, PreTrainedTokenizerBase]:
     """Config and tokenizer of a run's model or of a model folder."""
     folder = source if run is None else run.storage_folders[0] / MODEL_FOLDER
+    if run is not None and not (folder / "config.json").is_file():
+        raise StorageError(
+            f"{source} has no model to read in {folder.parent}: its first one was still being loaded when it ended "
+            f"(greedysnake resume {source} goes on), or its store was deleted or moved"
+        )
     if run is None and not source.is_dir():
         raise ConfigError(f"{source} does not exist; give a run folder or a model folder")
     if run is None and not (source / "config.json").is_file():
-        raise ConfigError(f"{source} is neither a run folder (no config.yaml) nor a model folder (no config.json)")
+        adapter = (source / "adapter_config.json").is_file()
+        raise ConfigError(
+            f"{source} is neither a run folder (no config.yaml) nor a model folder (no config.json)"
+            + ("; it holds adapters alone: export their run with --merge" if adapter else "")
+        )
     own = source if run is None else source / TOKENIZER_FOLDER
-    return read_config(folder), load_tokenizer(tokenizer or own)
+    trusted = run is not None and run.model.trust_remote_code
+    return read_config(folder, trust_remote_code=trusted), load_tokenizer(tokenizer or own)
 
 
 def _open(source: Path, run: RunConfig | None, size: GenerationSize, request: GenerationRequest) -> Generator:

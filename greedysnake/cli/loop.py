@@ -54,7 +54,7 @@ def train_steps(
         MetricsFile(config.run / METRICS_NAME) as metrics,
         stopping_politely(live.message) as stop,
     ):
-        if trainer.steps_done and _catch_up(config, trainer, record, live, steps=steps):
+        if trainer.steps_done and _catch_up(config, trainer, record, live, sampler, steps=steps):
             return
         for step in range(trainer.steps_done, steps):
             if step == 0:
@@ -87,12 +87,17 @@ def train_steps(
                 break
 
 
-def _catch_up(config: RunConfig, trainer: Trainer, record: RunRecord, live: LiveLine, *, steps: int) -> bool:
-    """After a kill between an evaluation and what follows from it: do that now; gives whether the run ends here."""
-    if record.evaluations and record.evaluations[-1][0] == trainer.steps_done:
+def _catch_up(
+    config: RunConfig, trainer: Trainer, record: RunRecord, live: LiveLine, sampler: Sampler | None, *, steps: int
+) -> bool:
+    """After a kill between a step and what follows from it: do that now; gives whether the run ends here."""
+    evaluated = bool(record.evaluations) and record.evaluations[-1][0] == trainer.steps_done
+    if evaluated:
         _keep_if_best(config, trainer, record, live)
-        if trainer.steps_done < steps:
-            record.stopped_by = early_stop(config, record)
+    if sampler is not None:
+        sampler.catch_up(trainer, steps, live.message)
+    if evaluated and trainer.steps_done < steps:
+        record.stopped_by = early_stop(config, record)
     return record.stopped_by is not None
 
 

@@ -82,6 +82,11 @@ def make_query(model: str, machine: str | None, fixed: dict[str, Any], overrides
     )
     engine, training = settings.engine, settings.training
     hardware = load_hardware(machine or engine.hardware or DEFAULT_MACHINE)
+    if engine.boundaries_on_device and not hardware.separate_device:
+        raise ConfigError(
+            f"engine.boundaries_on_device: found {engine.boundaries_on_device:g}; needs 0 or null, as {hardware.name} "
+            f"has no accelerator with memory of its own. Or name another machine with --hardware"
+        )
     resident = (engine.resident_weights, engine.resident_state)
     snapshot_every = steps_between_snapshots(training.snapshot_every, *resident)
     query = PlanQuery(

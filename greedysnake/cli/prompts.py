@@ -82,15 +82,14 @@ def encode_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], *
         chat: whether each is what a user says, put into the tokenizer's chat template.
 
     Raises:
-        DataError: a prompt has no tokens, or there is no chat template.
+        DataError: a prompt has no tokens, or there is no chat template, or it refuses the prompt.
     """
     if chat and not tokenizer.chat_template:
         raise DataError("the model's tokenizer has no chat template, so prompts cannot be chats; leave --chat out")
     encoded = []
     for prompt in prompts:
         if chat:
-            told = [{"role": "user", "content": prompt}]
-            text = str(tokenizer.apply_chat_template(told, tokenize=False, add_generation_prompt=True))
+            text = _chat_text(tokenizer, prompt)
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         else:
             ids = tokenizer(prompt)["input_ids"]
@@ -99,6 +98,18 @@ def encode_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], *
         if not encoded[-1]:
             raise DataError(f"the prompt {prompt!r} has no tokens; give a prompt that is not empty")
     return encoded
+
+
+def _chat_text(tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
+    """A prompt in the chat template, as what a user says."""
+    told = [{"role": "user", "content": prompt}]
+    try:
+        return str(tokenizer.apply_chat_template(told, tokenize=False, add_generation_prompt=True))
+    except Exception as error:  # whatever a template raises, or a slip in it makes jinja raise
+        raise DataError(
+            f"the tokenizer's chat template does not take the prompt {prompt!r} as a chat's first message: {error}. "
+            f"Mend the template, or leave the chat out and give the prompt as the template would write it"
+        ) from error
 
 
 def new_token_limit(encoded: Sequence[Sequence[int]], asked: int, config: PretrainedConfig) -> int:

@@ -77,10 +77,15 @@ def has_not_begun(run: Path, folders: Sequence[Path]) -> bool:
 
 
 def as_saved(config: RunConfig, model: Path) -> RunConfig:
-    """The config with model and tokenizer as the run saved them: the originals may have gone or changed."""
-    tokenizer = config.run / TOKENIZER_FOLDER
-    found = {"path": model, "config": None, "tokenizer": str(tokenizer) if tokenizer.is_dir() else None}
-    return config.model_copy(update={"model": config.model.model_copy(update=found)})
+    """The config with model and tokenizer as the run saved them: the originals may have gone or changed.
+
+    The tokenizer's chat template is saved with it.
+    """
+    tokenizer, data = config.run / TOKENIZER_FOLDER, config.data
+    if own := tokenizer.is_dir():
+        data = data.model_copy(update={"chat_template": None})
+    found = {"path": model, "config": None, "tokenizer": str(tokenizer) if own else None}
+    return config.model_copy(update={"model": config.model.model_copy(update=found), "data": data})
 
 
 def check_same_data(trainer: Trainer, batches: TokenBatches) -> None:

@@ -10,7 +10,7 @@ from greedysnake.cli.prompts import complete, encode_prompts, new_token_limit
 from greedysnake.config import RunConfig
 from greedysnake.engine.trainer import Trainer
 from greedysnake.errors import DataError, ModelError
-from greedysnake.report.metrics import MetricsFile
+from greedysnake.report.metrics import MetricsFile, cut_metrics, metrics_until
 
 SAMPLES_NAME = "samples.jsonl"
 
@@ -60,6 +60,14 @@ class Sampler:
     def due(self, step: int, last: int) -> bool:
         """Whether samples are written after ``step`` of ``last`` steps."""
         return step % self.every == 0 or step == last
+
+    def catch_up(self, trainer: Trainer, last: int, say: Callable[[str], None]) -> None:
+        """After a kill between a snapshot and the samples of its step, write what is lacking of them."""
+        step = trainer.steps_done
+        written = sum(line.get("step") == step for line in metrics_until(self.path, step))
+        if self.due(step, last) and written < len(self.prompts):
+            cut_metrics(self.path, step - 1)
+            self.write(trainer, say)
 
     def write(self, trainer: Trainer, say: Callable[[str], None]) -> None:
         """Complete the prompts with the model as it is now; nothing of the training changes."""

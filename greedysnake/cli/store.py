@@ -6,7 +6,6 @@ from typing import Any
 from rich.console import Console
 
 from greedysnake.cli.resuming import moving_bar, run_config
-from greedysnake.engine.loading import OWNER_FOLDERS
 from greedysnake.engine.opening import open_committed
 from greedysnake.storage import remove_store
 
@@ -64,5 +63,5 @@ def clean_run(run: Path) -> dict[str, Any]:
         StorageError: its storage is in use, is not a store, or cannot be deleted.
     """
     folders = run_config(run).storage_folders
-    left = remove_store(folders, owner_folders=OWNER_FOLDERS)
+    left = remove_store(folders)
     return {"folders": [str(folder) for folder in folders], "left": [str(path) for path in left]}

@@ -50,6 +50,11 @@ def cross_problems(values: Mapping[str, Any]) -> list[Problem]:
             text = "found true, but there is no evaluation data; set data.evaluation or data.eval_share"
             problems.append(Problem("training.keep_best", text))
 
+    shares = [values.get(f"engine.boundaries_on_{tier}") or 0.0 for tier in ("device", "ssd")]
+    if sum(shares) > 1 + 1e-9:
+        text = f"found {shares[0]:g}, and engine.boundaries_on_ssd is {shares[1]:g}; needs at most 1 together"
+        problems.append(Problem("engine.boundaries_on_device", text))
+
     if values.get("training.freeze") is not None and "lora.r" in values:
         text = "given with lora, which freezes everything but its adapters; keep one of them"
         problems.append(Problem("training.freeze", text))

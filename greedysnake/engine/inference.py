@@ -274,7 +274,8 @@ def place_weights(
     computing = inference_bytes(
         skeleton, rows=size.rows, prompt_tokens=size.prompt_tokens, tokens=size.prompt_tokens + size.new_tokens
     )
-    host = process_bytes() + _START_BYTES + max(loading_bytes, 0 if device.separate else computing)
+    process = process_bytes() + _START_BYTES
+    host = process + max(loading_bytes, 0 if device.separate else computing)
     shape = step_shape(skeleton, BatchShape(micro_batches=1, rows=size.rows, tokens=size.prompt_tokens))
     units = len(skeleton.layouts)
     tied = int(skeleton.structure.tied)
@@ -299,7 +300,8 @@ def place_weights(
     least = placed(0, 2)
     raise MemoryBudgetError(
         f"generating needs about {format_bytes(least.expected_bytes)} of host memory and may use "
-        f"{format_bytes(budget)}: {format_bytes(least.expected_bytes - host)} for weights in flight, "
+        f"{format_bytes(budget)}: {format_bytes(process)} for the process itself, "
+        f"{format_bytes(least.expected_bytes - host)} for weights in flight, "
         f"{format_bytes(computing)} for computation and cache, {format_bytes(loading_bytes)} to load the model. Raise "
         f"--host-memory if there is more, or give fewer or shorter prompts"
     )

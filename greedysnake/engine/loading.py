@@ -27,8 +27,6 @@ COMMIT_BYTES = 256 * 2**20
 
 TOKENIZER_FOLDER = "tokenizer"
 """Beside the store's own files: the tokenizer of the model folder that the run began from, file by file."""
-OWNER_FOLDERS = (f"{TOKENIZER_FOLDER}/additional_chat_templates", TOKENIZER_FOLDER)
-"""Folders beside the store's own files, inner ones first."""
 
 LOADING = "loading"
 """Name of the note in a commit's contents."""
@@ -116,7 +114,7 @@ def open_or_create(
     if usable:
         return LoadedSoFar(store=store, source=source, done=note["done"])
     store.close()
-    remove_store(folders, owner_folders=OWNER_FOLDERS, system=system)
+    remove_store(folders, system=system)
     return LoadedSoFar(store=create(), source=source)
 
 

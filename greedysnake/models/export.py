@@ -64,7 +64,7 @@ def export_model(skeleton: Skeleton, read_unit: UnitReader, folder: Path, option
             hold a weight.
     """
     options = options or ExportOptions()
-    with _completed(folder, overwrite=options.overwrite) as partial:
+    with completed_folder(folder, overwrite=options.overwrite) as partial:
         _write_folder(skeleton, read_unit, partial, options)
 
 
@@ -90,7 +90,7 @@ def export_adapter(
     options = options or ExportOptions()
     if skeleton.lora is None:
         raise ModelError("the model has no adapters")
-    with _completed(folder, overwrite=options.overwrite) as partial:
+    with completed_folder(folder, overwrite=options.overwrite) as partial:
         trained: dict[str, Tensor] = {}
         for unit, layout in enumerate(skeleton.layouts):
             names = [slot.name for slot in layout.parameters if slot.trainable]
@@ -102,7 +102,7 @@ def export_adapter(
 
 
 @contextmanager
-def _completed(folder: Path, *, overwrite: bool) -> Iterator[Path]:
+def completed_folder(folder: Path, *, overwrite: bool) -> Iterator[Path]:
     """A folder to write to that appears under its name when it is complete and on the disk, not before.
 
     Raises:

@@ -9,6 +9,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from greedysnake.errors import ModelError
 from greedysnake.models.initialize import mix_seed
+from greedysnake.models.lora import base_name
 
 _SPREAD = math.sqrt(1e-9)
 
@@ -35,10 +36,14 @@ def with_vocabulary(config: PretrainedConfig, rows: int | None) -> PretrainedCon
 
 
 def resizable_parameters(model: PreTrainedModel) -> set[str]:
-    """Full names of the parameters with a row for each token: of the embedding, and of the head with its bias."""
-    ends = [model.get_input_embeddings(), model.get_output_embeddings()]
-    own = {id(p) for end in ends if isinstance(end, nn.Module) for p in end.parameters(recurse=False)}
-    return {name for name, parameter in model.named_parameters(remove_duplicate=False) if id(parameter) in own}
+    """Full names of the parameters with a row for each token: of the embedding, and of the head with its bias.
+
+    The names are those without adapters.
+    """
+    ends = [end for end in (model.get_input_embeddings(), model.get_output_embeddings()) if isinstance(end, nn.Module)]
+    own = {id(p) for end in ends for p in getattr(end, "base_layer", end).parameters(recurse=False)}
+    named = model.named_parameters(remove_duplicate=False)
+    return {base_name(name) for name, parameter in named if id(parameter) in own}
 
 
 def fill_more_rows(target: Tensor, rows: Tensor, seed: int) -> None:

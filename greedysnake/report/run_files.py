@@ -56,7 +56,13 @@ def read_run(folder: Path) -> RunFiles:
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a run folder: there is no such folder. Give the one that 'run' named")
-    if not any((folder / name).is_file() for name in _RECORDS):
+    recorded = any((folder / name).is_file() for name in _RECORDS)
+    if not recorded and (folder / CONFIG).is_file():
+        raise ConfigError(
+            f"{folder} has nothing to report: its run was still reading data or loading its model when it ended, or is "
+            f"doing so now. If it has ended, greedysnake resume {folder} goes on with that"
+        )
+    if not recorded:
         raise ConfigError(
             f"{folder} is not a run folder: it has none of {', '.join(_RECORDS)}. "
             f"Give the folder that 'run' named in training"

@@ -244,6 +244,9 @@ def _plan_card(files: RunFiles) -> str:
         rows.append(("units", plan["units"]))
     if {"micro_batches", "rows", "tokens"} <= batch.keys():
         rows.append(("a step", f"{batch['micro_batches']} micro-batches of {batch['rows']} × {batch['tokens']} tokens"))
+    trained, parameters = (number(files.summary.get(name)) for name in ("trained_parameters", "parameters"))
+    if trained is not None and parameters is not None and trained < parameters:
+        rows.append(("parameters trained", f"{trained:,.0f} of {parameters:,.0f}"))
     share = number(plan.get("delayed_parameters_share", choices.get("delayed_share")))
     if share is not None:
         rows.append(("parameters updated in the next step's forward", wording.percent(share)))
@@ -252,6 +255,7 @@ def _plan_card(files: RunFiles) -> str:
             rows.append((f"{name} are kept in", _TIERS.get(str(choices[name]), choices[name])))
     for name, words in (
         ("weights_and_state_bytes", "weights and state on SSD"),
+        ("frozen_bytes", "weights that are not trained, on SSD"),
         ("gradient_bytes", "gradients on SSD"),
         ("boundary_bytes", "boundaries on SSD"),
     ):

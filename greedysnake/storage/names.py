@@ -14,6 +14,9 @@ OWNER_FOLDER = "model"
 """A folder beside the first folder's files for what the store's owner adds: it becomes durable with the first commit,
 and goes when the store is removed."""
 
+OWNER_INNER_FOLDERS = ("tokenizer", "tokenizer/additional_chat_templates")
+"""Folders in that one that the owner may make too; whatever else is in it is somebody else's."""
+
 _TEMPORARY = re.compile(rf"\.({re.escape(MANIFEST_NAME)}|{re.escape(IDENTITY_NAME)})\.[0-9a-f]+")
 
 

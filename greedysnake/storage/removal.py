@@ -15,6 +15,7 @@ from greedysnake.storage.names import (
     LOCK_NAME,
     MANIFEST_NAME,
     OWNER_FOLDER,
+    OWNER_INNER_FOLDERS,
     RATE_NAME,
     SCRATCH_NAME,
     SLOT_NAMES,
@@ -23,9 +24,7 @@ from greedysnake.storage.small_files import flush_folder, names_in, remove_file,
 from greedysnake.storage.system import System, reason, uninterrupted
 
 
-def remove_store(
-    folders: Sequence[Path], *, owner_folders: Sequence[str] = (), system: System | None = None
-) -> list[Path]:
+def remove_store(folders: Sequence[Path], *, system: System | None = None) -> list[Path]:
     """Delete a store: the files that it is made of, then the folders that are empty without them.
 
     A store that is damaged or was never committed can be deleted too. It is none any more from the first deletion
@@ -33,7 +32,6 @@ def remove_store(
 
     Args:
         folders: all folders of the store.
-        owner_folders: folders that the store's owner makes in its own, inner ones first; files in others stay.
         system: the system calls.
 
     Returns:
@@ -55,8 +53,6 @@ def remove_store(
             remove_file(system, path / MANIFEST_NAME)
             flush_folder(system, path)
         for folder in owners:
-            for inner in owner_folders:
-                _remove_owners(folder / inner, system)
             _remove_owners(folder, system)
         marks = [SLOT_NAMES[0] if len(paths) == 1 else IDENTITY_NAME, LOCK_NAME]  # show a second call what is left
         for path in paths:
@@ -117,14 +113,16 @@ def _is_first(folder: Path, count: int, system: System) -> bool:
     return identity is not None and identity.index == 0
 
 
-def _remove_owners(folder: Path, system: System) -> None:
-    """Delete the files that the store's owner added to a folder, and the folder if that leaves it empty."""
+def _remove_owners(folder: Path, system: System, within: str = "") -> None:
+    """Delete what the store's owner added: files, and the folders that it may have made for some of them."""
     try:
         if not stat.S_ISDIR(uninterrupted(system.lstat, folder).st_mode):
             return
         for name in names_in(system, folder):
             if not stat.S_ISDIR(uninterrupted(system.lstat, folder / name).st_mode):
                 remove_file(system, folder / name)
+            elif f"{within}{name}" in OWNER_INNER_FOLDERS:
+                _remove_owners(folder / name, system, f"{within}{name}/")
         with contextlib.suppress(OSError):
             uninterrupted(system.rmdir, folder)
     except FileNotFoundError:
