@@ -1,6 +1,7 @@
 """Which model types of transformers can be trained, tried one by one; writes docs/models.md.
 
     python scripts/coverage.py                    # all of them, and the page: some minutes
+    python scripts/coverage.py --missing          # those that the page says have not been tried, into the page
     python scripts/coverage.py llama mixtral      # what these give, and no page
 
 Of each type a small model is trained for two steps of four micro-batches in float32, from SSD and by a plain PyTorch
@@ -21,19 +22,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", help="model types; default: all, and write the page")
     parser.add_argument("--show", action="store_true", help="show warnings and tracebacks")
+    parser.add_argument("--missing", action="store_true", help="only types that the page says have not been tried")
     given = parser.parse_args(arguments)
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     sys.path.insert(0, str(ROOT / "tests"))
-    from models_page import PAGE, model_types, write_page
+    from models_page import NOT_TRIED, PAGE, model_types, read_page, write_page
     from one_type import WRONG, in_a_process
 
+    page = read_page(ROOT / PAGE) if given.missing else {}
+    types = [name for name, row in page.items() if row.reason == NOT_TRIED] if given.missing else model_types()
     rows = []
-    for model_type in given.types or model_types():
-        rows.append(in_a_process(model_type, show=given.show))
-        print(f"{rows[-1].model_type:30} {rows[-1].result:10} {rows[-1].reason}", flush=True)
-    if not given.types:
+    for model_type in given.types or types:
+        row = in_a_process(model_type, show=given.show)
+        rows.append(row)
+        print(f"{row.model_type:30} {row.result:10} {row.reason}", flush=True)
+        if given.missing:
+            page[model_type] = row
+            write_page(list(page.values()), ROOT / PAGE)
+    if not given.types and not given.missing:
         write_page(rows, ROOT / PAGE)
     return int(any(row.result == WRONG for row in rows))
 

@@ -22,7 +22,7 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from greedysnake import Trainer
-from greedysnake.models.shards import INDEX_NAME, ShardWriter, TensorSize, index_of, plan_shards
+from greedysnake.models.shards import INDEX_NAME, ShardWriter, TensorSize, index_of, plan_shards, read_header
 from greedysnake.plan.host import process_peak_bytes
 from greedysnake.units import format_bytes, parse_bytes
 
@@ -83,16 +83,18 @@ def export(folder: Path) -> str:
 def compare(folder: Path) -> str:
     """Every tensor of the exports with the one that was loaded."""
     count = 0
-    indices = [json.loads((folder / name / INDEX_NAME).read_text()) for name in ("model", "same", "masters")]
-    for key in indices[0]["weight_map"]:
-        original, same, master = (
-            _tensor(folder / name / index["weight_map"][key], key)
-            for name, index in zip(("model", "same", "masters"), indices, strict=True)
-        )
+    places = [_places(folder / name) for name in ("model", "same", "masters")]
+    for key in places[0]:
+        original, same, master = (_tensor(place[key], key) for place in places)
         if same.dtype != original.dtype or not torch.equal(same, original) or not torch.equal(master, original.float()):
             raise SystemExit(f"{key} has changed on its way")
         count += 1
     return f"{count} tensors are the same in the model, its export and its float32 masters"
+
+
+def _places(folder: Path) -> dict[str, Path]:
+    """The file of each tensor in a model folder."""
+    return {name: path for path in folder.glob("*.safetensors") for name in read_header(path)}
 
 
 def _tensor(path: Path, key: str) -> torch.Tensor:

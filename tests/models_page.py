@@ -9,6 +9,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 PAGE = Path("docs") / "models.md"
 
+NOT_TRIED = "not tried yet"
+
 _MEANINGS = {
     BITWISE: "works, bitwise",
     CLOSE: "works, within tolerance",
@@ -31,7 +33,7 @@ Written by `scripts/coverage.py`, with transformers {version}, which has {count}
 *Works, bitwise*: two steps of training from SSD in float32 give every bit of every parameter that a plain PyTorch
 loop gives, and a model folder that transformers wrote is the same after it was loaded and exported. *Within
 tolerance*: likewise, but tensors differ in their last bits. *Refused*: `greedysnake` says why, and changes nothing.
-*Not tested*: plain PyTorch cannot make a small model of the type, or not train it on text alone.
+*Not tested*: plain PyTorch cannot make a small model of the type, or not train it on text alone, or nobody has tried.
 
 Each is a small model with random weights: four layers, four micro-batches of uneven lengths with padding, delayed
 updates, clipping. Any model type that is not in this list is treated by the same rules: it works if its layers are
@@ -55,7 +57,7 @@ def write_page(rows: Sequence[Row], path: Path) -> None:
     """Write the page."""
     counts = {result: sum(row.result == result for row in rows) for result in _MEANINGS}
     text = _HEAD.format(version=transformers.__version__, count=len(rows), **counts)
-    for row in rows:
+    for row in sorted(rows, key=lambda row: row.model_type):
         reason = row.reason.replace("|", "\\|").replace("\n", " ")
         text += f"| {row.model_type} | {_MEANINGS[row.result]} | {reason} |\n"
     path.write_text(text)

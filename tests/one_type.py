@@ -71,7 +71,9 @@ def try_type(model_type: str, folder: Path) -> Row:
     with trainer:
         trainer.save_pretrained(folder / "before")
         before = _whole(folder / "before")
-        plain = PlainTrainer(AutoModelForCausalLM.from_pretrained(folder / "before"), settings, seed=3, lr=rate.at)
+        model = AutoModelForCausalLM.from_config(config).float()  # what its constructor freezes is frozen
+        model.load_state_dict(AutoModelForCausalLM.from_pretrained(folder / "before").state_dict())
+        plain = PlainTrainer(model, settings, seed=3, lr=rate.at)
         unit_of = {slot.name: u for u, layout in enumerate(trainer.skeleton.layouts) for slot in layout.parameters}
         unit_of["head"] = len(trainer.skeleton.layouts) - 1
         for step, batch in enumerate(random_batches(STEPS)):
