@@ -96,7 +96,7 @@ def test_weights_that_do_not_fit_are_read_for_every_token(device, tied, tmp_path
         whole = generator.generate(ids, mask, max_new_tokens=5, do_sample=False)
         assert generator.read_bytes == 0
     loading = loading_bytes_of(skeleton)
-    memory = place_weights(skeleton, SIZE, made, None, loading_bytes=loading).expected_bytes - weights // 2
+    memory = place_weights(skeleton, SIZE, made, None, loading_bytes=loading).expected_bytes - weights // 4
     with Generator.of_folder(tmp_path / "model", SIZE, scratch=scratch, device=device, host_memory=memory) as generator:
         resident = [generator.placement.resident(unit) for unit in range(len(skeleton.layouts))]
         assert set(resident) == {True, False}

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -164,12 +165,17 @@ def make_layer_probe(config: PretrainedConfig, dtype: str, rows: int, tokens: in
     )
 
 
+_TOGETHER = 3
+"""Micro-batches that pass a layer one after another, as in a step: the second finds the weights in the caches."""
+
+
 def _pass(probe: LayerProbe, times: dict[str, list[float]]) -> None:
-    """One micro-batch forward and backward, each part timed."""
+    """Some micro-batches forward and backward, each part timed."""
     skeleton, model = probe.skeleton, probe.model
     vocabulary = int(skeleton.model.config.get_text_config().vocab_size)
     ids = torch.randint(0, vocabulary, (probe.rows, probe.tokens))
-    model.begin([{"input_ids": ids, "labels": ids}], step=0, target_tokens=ids.numel())
+    batches = [{"input_ids": ids, "labels": ids}] * _TOGETHER
+    model.begin(batches, step=0, target_tokens=_TOGETHER * ids.numel())
     head, tied = len(skeleton.layouts) - 1, skeleton.structure.tied
 
     def timed(name: str, units: list[int], work: Callable[[], object], *, gradients: bool) -> None:
@@ -182,15 +188,20 @@ def _pass(probe: LayerProbe, times: dict[str, list[float]]) -> None:
         probe.device.synchronize()
         times.setdefault(name, []).append(time.perf_counter() - start)
 
-    timed("embedding_forward", [0], lambda: model.forward(0, 0, probe.weights[0]), gradients=False)
-    timed("layer_forward", [1], lambda: model.forward(1, 0, probe.weights[1]), gradients=False)
-    timed("head_backward", [head, 0] if tied else [head], lambda: model.head(0), gradients=True)
-    timed("layer_backward", [1], lambda: model.backward(1, 0, probe.weights[1]), gradients=True)
-    timed("embedding_backward", [0], lambda: model.backward(0, 0, probe.weights[0]), gradients=True)
+    parts: tuple[tuple[str, list[int], Callable[[int], object], bool], ...] = (
+        ("embedding_forward", [0], lambda m: model.forward(0, m, probe.weights[0]), False),
+        ("layer_forward", [1], lambda m: model.forward(1, m, probe.weights[1]), False),
+        ("head_backward", [head, 0] if tied else [head], model.head, True),
+        ("layer_backward", [1], lambda m: model.backward(1, m, probe.weights[1]), True),
+        ("embedding_backward", [0], lambda m: model.backward(0, m, probe.weights[0]), True),
+    )
+    for name, units, work, gradients in parts:
+        for micro_batch in range(_TOGETHER):
+            timed(name, units, partial(work, micro_batch), gradients=gradients)
 
 
 def layer_times(probe: LayerProbe, dtype: str, *, seconds: float) -> LayerTimes:
-    """Median times of embedding, layer and head for one micro-batch."""
+    """Median times of embedding, layer and head for one micro-batch of several in turn."""
     _pass(probe, {})
     times: dict[str, list[float]] = {}
     start = time.perf_counter()
