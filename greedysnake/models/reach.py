@@ -71,6 +71,6 @@ class Reach:
             raise ModelError(
                 f"models of type {self._model_type!r} cannot be trained as they are: {len(names)} parameters get no "
                 f"gradient from text ({', '.join(names[:2])}{', ...' if len(names) > 2 else ''}), and weight decay "
-                f"alone would change them. Freeze them with training.freeze (in Python: Trainer(freeze=...)), or take a "
-                f"model without them"
+                f"alone would change them. Freeze them with training.freeze (in Python: Trainer(freeze=...)), or take "
+                f"a model without them"
             )
