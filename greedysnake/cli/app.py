@@ -152,11 +152,12 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
     """Write a run's trained model to a folder that transformers loads; of LoRA, the adapters for peft."""
-    from greedysnake.cli.best import export_best
+    from greedysnake.cli.best import export_best, refuse_with_best
     from greedysnake.cli.exporting import export_run
 
     bar = Console(stderr=True, soft_wrap=True, highlight=False)
     if best:
+        refuse_with_best(dtype=dtype, max_shard_size=max_shard_size, overwrite=overwrite, merge=merge)
         report = export_best(run, out)
     else:
         report = export_run(

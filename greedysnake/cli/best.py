@@ -17,12 +17,13 @@ from greedysnake.cli.resuming import TOKENIZER_FOLDER, run_config
 from greedysnake.data import load_tokenizer
 from greedysnake.engine.trainer import Trainer
 from greedysnake.errors import ConfigError, ModelError, StorageError
+from greedysnake.models.export import DEFAULT_SHARD_BYTES
 from greedysnake.report.evaluations import Evaluation
 from greedysnake.report.metrics import write_json_atomic
 from greedysnake.storage import System
 from greedysnake.storage.budget import free_bytes
 from greedysnake.storage.small_files import flush_folder
-from greedysnake.units import format_bytes
+from greedysnake.units import format_bytes, parse_bytes
 
 BEST_FOLDER = "best"
 _NOTE = "evaluation.json"
@@ -145,11 +146,35 @@ def check_room(trainer: Trainer, run: Path) -> None:
         )
 
 
+def refuse_with_best(*, dtype: str | None, max_shard_size: int | str, overwrite: bool, merge: bool) -> None:
+    """Refuse what says how a model is written: the best weights are a copy of what was kept.
+
+    Raises:
+        ConfigError: naming every such option that was given.
+    """
+    try:
+        sized = parse_bytes(max_shard_size) != DEFAULT_SHARD_BYTES
+    except ValueError:
+        sized = True
+    given = {
+        "--dtype": dtype is not None,
+        "--max-shard-size": sized,
+        "--overwrite": overwrite,
+        "--merge": merge,
+    }
+    if named := [name for name, is_given in given.items() if is_given]:
+        raise ConfigError(
+            f"{', '.join(named)}: not with --best, which copies the weights as they were kept. Leave out --best, "
+            f"for the last weights, or {' and '.join(named)}"
+        )
+
+
 def export_best(run: Path, out: Path) -> dict[str, Any]:
     """Copy the best weights of a run, with its tokenizer; the run may still be going.
 
     Returns:
-        ``steps_done`` and ``eval_loss`` when they were the newest, and ``folder``.
+        ``steps_done`` and ``eval_loss`` when they were the newest, ``folder``, and whether it holds an
+        ``adapter`` alone.
 
     Raises:
         ConfigError: ``run`` is not a run folder, or has kept none.
@@ -175,4 +200,9 @@ def export_best(run: Path, out: Path) -> dict[str, Any]:
         raise ModelError(f"cannot write the model folder {out}: {error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return {"folder": str(out), "steps_done": kept.step, "eval_loss": kept.eval_loss}
+    return {
+        "folder": str(out),
+        "adapter": (out / "adapter_config.json").is_file(),
+        "steps_done": kept.step,
+        "eval_loss": kept.eval_loss,
+    }
