@@ -4,14 +4,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from torch import Tensor
 
 from greedysnake.cli.folder import BEST_FOLDER
 from greedysnake.cli.resuming import TOKENIZER_FOLDER, moving_bar, run_config
-from greedysnake.engine.opening import companion_files, export_options, open_committed
-from greedysnake.engine.unit_store import read_unit
+from greedysnake.engine.exporting import companion_files, export_options, export_store
+from greedysnake.engine.opening import open_committed
 from greedysnake.errors import ConfigError, ModelError
-from greedysnake.models.export import DEFAULT_SHARD_BYTES, export_adapter, export_model
+from greedysnake.models.export import DEFAULT_SHARD_BYTES
 
 
 def export_run(
@@ -52,17 +51,10 @@ def export_run(
         options = export_options(dtype, max_shard_size, overwrite=overwrite, beside=beside, progress=progress)
         store, skeleton, contents = open_committed(folders)
         try:
-
-            def read(unit: int, masters: bool) -> dict[str, Tensor]:
-                return read_unit(store, unit, skeleton.layouts[unit], masters=masters)
-
             if merge and skeleton.lora is None:
                 raise ConfigError(f"--merge: {run} has no LoRA adapters; without it, its whole model is written")
-            adapter = skeleton.lora is not None and not merge
-            if adapter:
-                export_adapter(skeleton, read, out, contents["base_model"], options)
-            else:
-                export_model(skeleton, read, out, options)
+            base_model = contents["base_model"]
+            adapter = export_store(store, skeleton, out, options, base_model=base_model, merge=merge)
         finally:
             store.close()
     if adapter and config.model.resize_embeddings and console is not None:

@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,15 +15,13 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from greedysnake.engine import loading
 from greedysnake.engine.loading import TOKENIZER_FOLDER, LoadedSoFar, commit_so_far, refuse_half_loaded, unit_groups
 from greedysnake.engine.unit_store import write_unit
-from greedysnake.errors import ConfigError, ModelError, StorageError
+from greedysnake.errors import ModelError, StorageError
 from greedysnake.models.checkpoint import Checkpoint, check_not_quantised, read_config
-from greedysnake.models.export import DEFAULT_SHARD_BYTES, ExportOptions
 from greedysnake.models.hub import local_folder
 from greedysnake.models.initialize import initialize_units
 from greedysnake.models.lora import Lora
 from greedysnake.models.skeleton import Skeleton, build_skeleton
 from greedysnake.storage import Store, System
-from greedysnake.units import parse_bytes
 
 MODEL_FOLDER = "model"
 BUFFERS_NAME = "buffers.safetensors"
@@ -44,6 +41,11 @@ TOKENIZER_FILES = (
 CODE_FILES = ("*.py",)
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+def storage_paths(storage: Sequence[str | Path] | str | Path) -> tuple[Path, ...]:
+    """The storage folders that a user named, one or several."""
+    return (Path(storage),) if isinstance(storage, str | Path) else tuple(map(Path, storage))
 
 
 def config_of(
@@ -72,48 +74,6 @@ def frozen_names(model: str | Path | PretrainedConfig | PreTrainedModel) -> froz
     if not isinstance(model, PreTrainedModel):
         return frozenset()
     return frozenset(name for name, parameter in model.named_parameters() if not parameter.requires_grad)
-
-
-def export_options(
-    dtype: str | None = None,
-    max_shard_size: int | str = DEFAULT_SHARD_BYTES,
-    *,
-    overwrite: bool = False,
-    beside: Mapping[str, Path] = MappingProxyType({}),
-    progress: Callable[[int, int], None] | None = None,
-) -> ExportOptions:
-    """What a user asks of an export, checked.
-
-    Raises:
-        ConfigError: the dtype or the size is none.
-    """
-    problems = []
-    if dtype is not None and dtype not in DTYPES:
-        problems.append(f"dtype: {dtype!r} is not one of {', '.join(DTYPES)}")
-    try:
-        shard_bytes = parse_bytes(max_shard_size)
-        if shard_bytes < 1:
-            raise ValueError(f"{max_shard_size!r} leaves no room for anything; write a size such as 5GB")
-    except ValueError as error:
-        problems.append(f"max_shard_size: {error}")
-    if problems:
-        raise ConfigError("\n".join(problems))
-    chosen = None if dtype is None else DTYPES[dtype]
-    return ExportOptions(
-        dtype=chosen, shard_bytes=shard_bytes, overwrite=overwrite, beside=dict(beside), progress=progress
-    )
-
-
-def companion_files(store: Path, tokenizer: Path | None = None) -> dict[str, Path]:
-    """What is exported with a model besides weights and configs, by its name in the exported folder.
-
-    Args:
-        store: the first of the run's storage folders: what it took over from the model folder that the run began from.
-        tokenizer: a folder with the tokenizer, instead of the one there.
-    """
-    folder = tokenizer or store / MODEL_FOLDER / TOKENIZER_FOLDER
-    found = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    return found | {path.name: path for pattern in CODE_FILES for path in (store / MODEL_FOLDER).glob(pattern)}
 
 
 def write_model(

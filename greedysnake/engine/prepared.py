@@ -1,11 +1,12 @@
 """A plan made ready to run: memory reserved, schedules built and checked once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from greedysnake.engine.buffers import Buffers
 from greedysnake.engine.devices import Device
 from greedysnake.engine.executor import Executor
-from greedysnake.engine.unit_store import state_key, weights_key
+from greedysnake.engine.unit_store import scratch_extents, state_key, weights_key
+from greedysnake.models.skeleton import Skeleton
 from greedysnake.models.streaming import StreamedModel
 from greedysnake.optim import AdamW, ChunkUpdater
 from greedysnake.plan.activations import BatchShape
@@ -89,3 +90,8 @@ class PreparedPlan:
             for unit, sizes in enumerate(self.plan.shape.units)
             for chunk in self.plan.choices.prompt_chunks(sizes)
         ]
+
+
+def scratch_of(plan: Plan, skeleton: Skeleton) -> Mapping[str, int]:
+    """The scratch extents that a plan's schedules use, bytes by key."""
+    return scratch_extents(skeleton.layouts, plan.build(pending=True), plan.batch.micro_batches)

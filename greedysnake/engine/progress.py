@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
+from greedysnake.errors import NonFiniteError
+
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
@@ -38,3 +40,20 @@ class Progress:
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """A run's progress from what :meth:`as_json` gave."""
         return cls(**values)
+
+    def check_skipped(self, limit: int, reason: str | None) -> None:
+        """Stop a run that gets nowhere.
+
+        Args:
+            limit: so many skipped in a row stop it.
+            reason: why the last one was.
+
+        Raises:
+            NonFiniteError: so many were skipped.
+        """
+        if self.skipped_in_a_row >= limit:
+            raise NonFiniteError(
+                f"{self.skipped_in_a_row} steps in a row were skipped, the last one (step {self.steps_done}) because "
+                f"{reason}. The state before them is kept. Lower optimizer.lr, set optimizer.max_grad_norm, or look at "
+                f"the data"
+            )

@@ -1,0 +1,197 @@
+"""A run's model, store and device at work: plans made ready for batches, and schedules carried out."""
+
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+
+import torch
+
+from greedysnake.engine.batches import check_micro_batches, target_tokens
+from greedysnake.engine.devices import Device
+from greedysnake.engine.prepared import PreparedPlan, scratch_of
+from greedysnake.engine.work import NonFiniteStepError, StepWork
+from greedysnake.models.streaming import MicroBatch, StreamedModel
+from greedysnake.optim import AdamW, UpdateScalars
+from greedysnake.plan.activations import BatchShape
+from greedysnake.plan.placement import Plan, make_plan
+from greedysnake.plan.request import PlanRequest
+from greedysnake.report.events import OperationEvent
+from greedysnake.schedule import Resource, Schedule
+from greedysnake.storage import Store
+
+
+class Runner:
+    """Carries out the schedules of one run.
+
+    Attributes:
+        model: runs the units.
+        store: holds weights and state.
+        prepared: what is ready to run; None before the first batch is known.
+        delayed: scalars of the updates that the last step left for the next one; None if it left none.
+        usable: whether weights and state are those of a whole step, and the store is open.
+
+    Args:
+        model: of the run.
+        store: filled with it.
+        device: where computation runs; closed with the runner.
+        optimizer: settings of the updates.
+        request: what plans are asked for.
+    """
+
+    def __init__(
+        self, model: StreamedModel, store: Store, device: Device, *, optimizer: AdamW, request: PlanRequest
+    ) -> None:
+        self.model = model
+        self.store = store
+        self.prepared: PreparedPlan | None = None
+        self.delayed: UpdateScalars | None = None
+        self.usable = True
+        self._device = device
+        self._optimizer = optimizer
+        self._request = request
+
+    def check_usable(self) -> None:
+        """Refuse to go on after what left weights and state of no whole step."""
+        if not self.usable:
+            raise RuntimeError("the trainer is closed, or a step was broken off; what the last commit holds is kept")
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Around what changes the run: whatever breaks it off leaves the runner unusable and the last commit whole."""
+        self.usable = False
+        yield
+        self.usable = True
+
+    # Made ready
+
+    def prepare(self, batch: BatchShape) -> PreparedPlan:
+        """What is ready for a batch: what there is, if the batch fits it.
+
+        Raises:
+            MemoryBudgetError, StorageError: it does not fit.
+        """
+        before = self.prepared
+        if before is not None:
+            if before.serves(batch):
+                return before
+            own = before.plan.batch
+            batch = replace(batch, rows=max(batch.rows, own.rows), tokens=max(batch.tokens, own.tokens))
+            self.flush()
+            self.store_residents()
+            self.prepared = before = None  # its memory is free for the new plan
+        self._device.release_host()
+        plan = make_plan(self.model.skeleton, batch, self._request)
+        self.store.reserve_scratch(scratch_of(plan, self.model.skeleton))
+        return self.reserve(plan)
+
+    def reserve(self, plan: Plan) -> PreparedPlan:
+        """Memory for everything that the plan's schedules need."""
+        self.prepared = PreparedPlan(plan, self.model, self.store, optimizer=self._optimizer, device=self._device)
+        return self.prepared
+
+    def store_residents(self) -> None:
+        """Write what stays in host memory to the store, so that the store is complete."""
+        if self.prepared is not None:
+            self.prepared.executor.store_residents()
+
+    # Carried out
+
+    def run(self, prepared: PreparedPlan, schedule: Schedule, work: StepWork) -> list[OperationEvent]:
+        """Carry out a schedule; whatever breaks it off leaves the runner unusable and the last commit whole."""
+        try:
+            with torch.random.fork_rng(devices=[]):
+                return prepared.executor.run(schedule, work)
+        except NonFiniteStepError:
+            self.model.abandon()
+            raise
+        except BaseException:
+            self.usable = False
+            self.model.abandon()
+            raise
+
+    def flush(self) -> None:
+        """Apply delayed updates now, if there are any."""
+        if self.delayed is None or self.prepared is None:
+            return
+        work = StepWork(prompt=self.delayed, delayed=self.delayed)
+        with self.changing():
+            self.run(self.prepared, self.prepared.flush_schedule(), work)
+            self.delayed = None
+
+    def mean_loss(self, micro_batches: Iterable[MicroBatch], *, at_once: int, step: int) -> float:
+        """Mean loss over all target tokens of micro-batches, so many at once brought through the model together.
+
+        Args:
+            micro_batches: each with ``input_ids`` and ``labels``, int64 [B, T].
+            at_once: how many.
+            step: steps done.
+        """
+        total, tokens, rest = 0.0, 0, iter(micro_batches)
+        while group := list(islice(rest, at_once)):
+            total += self._summed_loss(group, step)
+            tokens += target_tokens(group)
+        if not tokens:
+            return float("nan")
+        return total / tokens
+
+    def _summed_loss(self, group: Sequence[MicroBatch], step: int) -> float:
+        """Summed loss of micro-batches that go through the model together."""
+        batch = check_micro_batches(group, self.model.skeleton.model.config)
+        prepared = self.prepared or self.prepare(batch)
+        self.flush()
+        work = StepWork(prompt=UpdateScalars(lr=0.0, number=0, clip=1.0))
+        self.model.begin(
+            group,
+            step=step,
+            target_tokens=1,
+            training=False,
+            head_chunk_tokens=prepared.plan.head_chunk_tokens,
+        )
+        with torch.no_grad():
+            self.run(prepared, prepared.evaluation_schedule(len(group)), work)
+        return sum(loss.item() for loss in work.losses.values())
+
+    def run_forward(self) -> None:
+        """Bring the one micro-batch that the model has begun with through it; also broken off, it changes nothing.
+
+        Raises:
+            RuntimeError: nothing is prepared.
+        """
+        if self.prepared is None:
+            raise RuntimeError("nothing is prepared to run")
+        work = StepWork(prompt=UpdateScalars(lr=0.0, number=0, clip=1.0))
+        try:
+            with torch.random.fork_rng(devices=[]):
+                self.prepared.executor.run(self.prepared.evaluation_schedule(1), work)
+        except BaseException:  # nothing has changed: the runner can go on
+            self.model.abandon()
+            raise
+
+    def measure(self, micro_batches: Sequence[MicroBatch], resources: Collection[Resource]) -> float:
+        """Seconds that a step's operations on some resources take alone; the runner is unusable afterwards."""
+        prepared = self.prepare(check_micro_batches(micro_batches, self.model.skeleton.model.config))
+        self.usable = False
+        scalars = UpdateScalars(lr=0.0, number=1, clip=1.0)
+        work = StepWork(prompt=scalars, delayed=scalars, must_be_finite=False)
+        self.model.begin(
+            micro_batches,
+            step=0,
+            target_tokens=target_tokens(micro_batches),
+            head_chunk_tokens=prepared.plan.head_chunk_tokens,
+        )
+        start = time.perf_counter()
+        with torch.random.fork_rng(devices=[]):
+            schedule = prepared.step_schedule(pending=True, snapshot=False)
+            prepared.executor.run(schedule, work, only=resources)
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        """Free model, store and device; what is not committed is lost."""
+        self.usable = False
+        try:
+            self.model.close()
+        finally:
+            self.store.close()
+            self._device.close()
