@@ -228,7 +228,7 @@ class Trainer:
             finally:
                 if work.committed:
                     self.last_snapshot = self.steps_done
-            self._count(prepared, work, skipped)
+            self._finish_step(prepared, work, skipped)
         self._progress.check_skipped(self.settings.max_skipped_steps, skipped)
         return StepResult(
             step=self.steps_done,
@@ -377,7 +377,7 @@ class Trainer:
 
     # Parts of a step
 
-    def _count(self, prepared: PreparedPlan, work: StepWork, skipped: str | None) -> None:
+    def _finish_step(self, prepared: PreparedPlan, work: StepWork, skipped: str | None) -> None:
         """Count the step, and remember what it left for the next one."""
         if skipped is None:
             self._progress = self._progress.after_update()

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from greedysnake.plan.collecting import without_collecting
 from greedysnake.plan.hardware import ComputeRates, Disk, Hardware
 from greedysnake.plan.memory import Needs
 from greedysnake.plan.placer import Placer
@@ -194,11 +195,12 @@ def what_would_help(query: PlanQuery, candidate: Candidate) -> list[Help]:
     if query.hardware.separate_device:
         changes.append(("copies to and from the device twice as fast", _faster_copies))
     found = []
-    for change, make in changes:
-        other = replace(query, hardware=make(query.hardware))
-        cases = [candidate.case, *_replaced(other, candidate.case)]
-        fastest = max(simulate_case(case, other).tokens_per_second for case in cases)
-        found.append(Help(change=change, speedup=fastest / candidate.tokens_per_second))
+    with without_collecting():
+        for change, make in changes:
+            other = replace(query, hardware=make(query.hardware))
+            cases = [candidate.case, *_replaced(other, candidate.case)]
+            fastest = max(simulate_case(case, other).tokens_per_second for case in cases)
+            found.append(Help(change=change, speedup=fastest / candidate.tokens_per_second))
     useful = [help_ for help_ in found if help_.speedup > 1.01]
     return sorted(useful, key=lambda help_: help_.speedup, reverse=True)
 

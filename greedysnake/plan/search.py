@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby, product
 
 from greedysnake.plan.activations import BatchShape
+from greedysnake.plan.collecting import without_collecting
 from greedysnake.plan.failure import nothing_fits
 from greedysnake.plan.placer import Placer
 from greedysnake.plan.program import Placement
@@ -57,6 +58,11 @@ def search(query: PlanQuery) -> Candidate:
         MemoryBudgetError: no plan fits in memory; with what is short, by how much, and what to change.
         StorageError: none fits on the disks.
     """
+    with without_collecting():
+        return _search(query)
+
+
+def _search(query: PlanQuery) -> Candidate:
     placer, trials = Placer(query), Trials(query)
     bounds = _bounds(query, placer)
     if not bounds:

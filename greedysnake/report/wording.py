@@ -54,7 +54,7 @@ def moved(value: float) -> str:
         if value < 999.5:
             return f"{value:.0f} B" if suffix == "B" else f"{value:.3g} {suffix}"
         value /= 1000
-    return f"{value:.3g} TB"
+    return f"{value:.3g} TB" if value < 1000 else f"{value:,.0f} TB"
 
 
 def memory(value: float) -> str:

@@ -39,8 +39,9 @@ class OperationTape:
     def __init__(self, pools: Mapping[str, Pool]) -> None:
         self.pools = dict(pools)
         self._drafts: list[_Draft] = []
-        # what an operation on a slot may have to wait for: uses since all of it was written, of which part, and how
-        self._uses: defaultdict[Buffer, list[tuple[int, Buffer, bool]]] = defaultdict(list)
+        # what an operation on a slot may have to wait for: its uses since all of it was written, and of which part
+        self._readers: defaultdict[Buffer, list[tuple[int, Buffer]]] = defaultdict(list)
+        self._writers: defaultdict[Buffer, list[tuple[int, Buffer]]] = defaultdict(list)
         self._last_use: dict[Buffer, int] = {}
         self._free = {
             name: deque(Buffer(name, slot) for slot in range(len(self.pools[name].slot_bytes))) for name in SHARED_POOLS
@@ -79,18 +80,23 @@ class OperationTape:
         reads, writes = tuple(reads), tuple(writes)
         position = len(self._drafts)
         after = set(also_after)
-        for buffer, writing in [*((buffer, False) for buffer in reads), *((buffer, True) for buffer in writes)]:
-            for user, used, written in self._uses[buffer.whole]:
-                if (writing or written) and user != position and used.overlaps(buffer):
-                    after.add(user)
         for buffer in reads:
-            self._uses[buffer.whole].append((position, buffer, False))
+            after.update(user for user, used in self._writers[buffer.whole] if used.overlaps(buffer))
         for buffer in writes:
+            whole = buffer.whole
+            after.update(user for user, used in self._writers[whole] if used.overlaps(buffer))
+            after.update(user for user, used in self._readers[whole] if used.overlaps(buffer))
+        for buffer in reads:
+            whole = buffer.whole
+            self._readers[whole].append((position, buffer))
+            self._last_use[whole] = position
+        for buffer in writes:
+            whole = buffer.whole
             if buffer.part < 0:
-                self._uses[buffer] = []
-            self._uses[buffer.whole].append((position, buffer, True))
-        for buffer in (*reads, *writes):
-            self._last_use[buffer.whole] = position
+                self._readers[whole] = []
+                self._writers[whole] = []
+            self._writers[whole].append((position, buffer))
+            self._last_use[whole] = position
         self._drafts.append(
             _Draft(kind, resource, unit, micro_batch, chunk, reads, writes, tuple(sorted(after)), bytes)
         )
