@@ -22,7 +22,7 @@ def test_installation(tmp_path):
     shutil.copytree(ROOT / "greedysnake", tmp_path / "greedysnake", ignore=shutil.ignore_patterns("__pycache__"))
     python = [sys.executable, "-m"]
     run([*python, "venv", "--without-pip", "venv"], tmp_path)
-    offline = ["--no-deps", "--no-build-isolation", "--no-index", "--prefix", "venv"]
+    offline = ["--ignore-installed", "--no-deps", "--no-build-isolation", "--no-index", "--prefix", "venv"]
     run([*python, "pip", "install", "--quiet", *offline, "."], tmp_path)
     program = tmp_path / "venv" / "bin" / "greedysnake"
     assert os.access(program, os.X_OK)
