@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from simulated_disk import PowerFailure, SimulatedDisk
 from stores import content, read
@@ -81,6 +81,7 @@ def problem_of(action: Callable[[], object]) -> str | None:
 
 
 @settings(max_examples=300, deadline=None)
+@example(count=1, lives=[[set()], [set()]], seed=41070653, slots=2)  # killed between making a folder and flushing it
 @given(
     count=st.integers(1, 3),
     lives=st.lists(st.lists(st.sets(st.sampled_from("ab")), min_size=1, max_size=4), min_size=1, max_size=4),

@@ -120,6 +120,10 @@ def make_folders(folders: Sequence[Path], system: System) -> list[Path]:
                 made.append(path)
             for path in missing:
                 _sync_parent(path, system)
+            for path in (folder, *folder.parents) if not missing else ():
+                if path != path.parent:  # what is there may have been made by a process that was killed before this
+                    with contextlib.suppress(OSError):
+                        _sync_parent(path, system)
             if not missing and not stat.S_ISDIR(uninterrupted(system.stat, folder).st_mode):
                 raise FileExistsError(0, "File exists")
         except OSError as error:
