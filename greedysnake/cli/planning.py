@@ -7,13 +7,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from transformers import AutoConfig
 
 from greedysnake import units
+from greedysnake.cli.model import lora_of, model_config
 from greedysnake.config import load_config
-from greedysnake.engine.opening import config_of
 from greedysnake.errors import ConfigError
-from greedysnake.models.lora import Lora
 from greedysnake.plan.forecast import CHINCHILLA_TOKENS, SHOWN_RESOURCES, Forecast, forecast, where
 from greedysnake.plan.hardware import Hardware, load_hardware
 from greedysnake.plan.pictures import draw_roofline, roofline_points
@@ -74,12 +72,7 @@ def make_query(model: str, machine: str | None, fixed: dict[str, Any], overrides
         known = ", ".join(MODEL_PRESETS)
         raise ConfigError(f"{model}: neither a file of settings nor a known model; known are {known}")
     settings = load_config(path, overrides)
-    values = dict(settings.model.config or {})
-    config = (
-        config_of(settings.model.path, trust_remote_code=settings.model.trust_remote_code)
-        if settings.model.path is not None
-        else AutoConfig.for_model(values.pop("model_type"), **values)
-    )
+    config = model_config(settings)
     engine, training = settings.engine, settings.training
     hardware = load_hardware(machine or engine.hardware or DEFAULT_MACHINE)
     if engine.boundaries_on_device and not hardware.separate_device:
@@ -95,7 +88,7 @@ def make_query(model: str, machine: str | None, fixed: dict[str, Any], overrides
             dtype=settings.model.dtype,
             name=str(settings.model.path or config.model_type),
             freeze=training.freeze or (),
-            lora=None if settings.lora is None else Lora.of_json(settings.lora.model_dump()),
+            lora=lora_of(settings),
         ),
         hardware=_within(hardware, engine.host_memory, engine.device_memory),
         tokens=settings.data.sequence_length,

@@ -7,10 +7,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from transformers import AutoConfig
 
+from greedysnake.cli.model import model_config
 from greedysnake.config import load_config
-from greedysnake.engine.opening import config_of
 from greedysnake.plan.hardware import Hardware, save_hardware
 from greedysnake.plan.probe import probe_machine
 from greedysnake.report import wording
@@ -37,11 +36,8 @@ def run_probe(
     model: dict[str, Any] = {}
     if config is not None:
         settings = load_config(config)
-        values = dict(settings.model.config or {})
         model = {
-            "config": config_of(settings.model.path, trust_remote_code=settings.model.trust_remote_code)
-            if settings.model.path is not None
-            else AutoConfig.for_model(values.pop("model_type"), **values),
+            "config": model_config(settings),
             "dtype": settings.model.dtype,
             "rows": settings.training.micro_batch_size,
             "tokens": settings.data.sequence_length,

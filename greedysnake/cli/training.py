@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
-from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from greedysnake.cli.best import check_room, describe_best
 from greedysnake.cli.data import describe_data, load_run_data
@@ -20,6 +20,7 @@ from greedysnake.cli.ending import SUMMARY_NAME, check_unfinished
 from greedysnake.cli.folder import make_last, writing
 from greedysnake.cli.length import describe_length, planned_steps
 from greedysnake.cli.loop import LOSS_BEFORE, METRICS_NAME, finish_run, train_steps
+from greedysnake.cli.model import config_from_settings, lora_of
 from greedysnake.cli.predicted import describe_prediction, write_plan
 from greedysnake.cli.record import RunRecord
 from greedysnake.cli.resuming import (
@@ -47,7 +48,6 @@ from greedysnake.engine.trainer import Trainer
 from greedysnake.errors import ConfigError, DataError, GreedySnakeError, StorageError
 from greedysnake.models.hub import local_folder
 from greedysnake.models.layout import DEFAULT_CHUNK_ELEMENTS
-from greedysnake.models.lora import Lora
 from greedysnake.models.resize import with_vocabulary
 from greedysnake.models.skeleton import Skeleton
 from greedysnake.optim import AdamW, LearningRate
@@ -283,7 +283,7 @@ def prepare_inputs(config: RunConfig, cache_dir: Path | None = None) -> Inputs:
             return None
 
     path, trusted = config.model.path, config.model.trust_remote_code
-    model = attempt(lambda: _config_from(config) if path is None else local_folder(path, with_code=trusted))
+    model = attempt(lambda: config_from_settings(config) if path is None else local_folder(path, with_code=trusted))
     model_config = None if model is None else attempt(lambda: config_of(model, trust_remote_code=trusted))
     source: str | Path | None = config.model.tokenizer or "bytes"
     if path is not None and source == str(path):
@@ -333,11 +333,6 @@ def wanted_rows(setting: bool | int, tokenizer: PreTrainedTokenizerBase, model_c
     return int(setting)
 
 
-def _config_from(config: RunConfig) -> PretrainedConfig:
-    values = dict(config.model.config or {})
-    return AutoConfig.for_model(values.pop("model_type"), **values)
-
-
 def make_trainer(config: RunConfig, inputs: Inputs, progress: Callable[[int, int], None] | None = None) -> Trainer:
     """The trainer that ``config`` describes; ``progress`` is told bytes of weights loaded so far and in all."""
     return Trainer(
@@ -349,7 +344,7 @@ def make_trainer(config: RunConfig, inputs: Inputs, progress: Callable[[int, int
         chunk_elements=config.engine.chunk_elements or DEFAULT_CHUNK_ELEMENTS,
         second_slot=config.engine.second_slot,
         freeze=tuple(config.training.freeze or ()),
-        lora=_lora(config),
+        lora=lora_of(config),
         trust_remote_code=config.model.trust_remote_code,
         batch=batch_shape(config, inputs),
         notes={DATA: inputs.batches.fingerprint},
@@ -358,10 +353,6 @@ def make_trainer(config: RunConfig, inputs: Inputs, progress: Callable[[int, int
         vocab_size=inputs.vocab_size,
         **changeable_settings(config),
     )
-
-
-def _lora(config: RunConfig) -> Lora | None:
-    return None if config.lora is None else Lora.of_json(config.lora.model_dump())
 
 
 def batch_shape(config: RunConfig, inputs: Inputs) -> BatchShape:
