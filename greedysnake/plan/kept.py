@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from greedysnake.models.skeleton import Skeleton
 from greedysnake.plan.activations import BatchShape, layer_activation_bytes
 
-_MARGIN = 1.02
-"""Real tensors may be laid out with a little more memory than those without any."""
+_MARGIN = 1.1
+"""The allocator does not fill its memory quite; real tensors may be laid out with a little more than fake ones."""
 
 
 def kept_unit_bytes(skeleton: Skeleton, batch: BatchShape) -> int:
