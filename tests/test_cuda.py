@@ -35,7 +35,8 @@ MIB = 2**20
 DEVICE = "cuda"
 WAYS: list[dict[str, Any]] = [
     *({"delayed_share": share, **tier} for share in (0.0, 0.5, 1.0) for tier in (ON_DEVICE, IN_HOST, ON_SSD, SPREAD)),
-    {"delayed_share": 0.5, "schedule": "horizontal", "gradients": "ssd"},
+    {"delayed_share": 0.5, "schedule": "horizontal", "gradients": "ssd", "kept_activations": 0.5},
+    *({"delayed_share": 0.5, **SPREAD, "kept_activations": share} for share in (0.0, 0.4, 1.0)),
     {"delayed_share": 0.5, **IN_HOST, "layers_per_unit": 2, "resident_weights": 0.5, "resident_state": 0.5},
 ]
 

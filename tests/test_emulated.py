@@ -68,6 +68,7 @@ def test_a_random_plan_on_an_unkind_device_is_exact(seed, tmp_path, expected):
         resident_state=draw.choice([0.0, 0.0, 0.4, None]),
         host_memory=draw.choice(["2GiB", "4GiB"]),
         chunk_elements=draw.choice([4096, 8192, 1 << 20]),
+        kept_activations=draw.choice([0.0, 0.4, 1.0, None]),
     )
     wanted = expected(name, micro_batches, clipping)
     assert [key for key in wanted if not torch.equal(found[key], wanted[key])] == []

@@ -40,6 +40,7 @@ class Case:
     gradients: str | None = None
     snake: bool = True
     device: str = "cpu"
+    kept: float = 0.0
 
     def __str__(self) -> str:
         return "-".join(str(value) for value in vars(self).values())
@@ -57,6 +58,9 @@ CASES = [
     Case(delayed_share=0.3, on_ssd=1.0, gradients="ssd"),
     Case("horizontal", 0.3, 2, None, 0.5, gradients="ssd"),
     Case(snake=False, delayed_share=1.0, gradients="ssd"),
+    *(Case(delayed_share=0.3, layers_per_unit=layers, on_ssd=0.5, kept=kept) for layers in (1, 3) for kept in (0.3, 1)),
+    Case("horizontal", 0.3, 2, on_ssd=0.5, kept=0.6),
+    *(Case(delayed_share=0.3, on_ssd=0.4, on_device=0.3, device="emulated", kept=kept) for kept in (0.3, 1)),
     *(Case(delayed_share=0.3, on_ssd=s, on_device=d, device="emulated") for s, d in SHARES),
     *(Case("horizontal", 0.3, 2, None, s, d, gradients="ssd", device="emulated") for s, d in SHARES),
 ]
@@ -78,6 +82,7 @@ def train_both(name: str, case: Case, folder: Path, steps: int = 5) -> None:
         boundaries_on_ssd=case.on_ssd,
         boundaries_on_device=case.on_device,
         gradients=case.gradients,
+        kept_activations=case.kept,
         device=case.device,
         chunk_elements=8192,
         seed=3,
@@ -116,6 +121,14 @@ def test_every_way_of_running_a_step_is_bitwise_plain_pytorch(name, case, tmp_pa
 
 
 @pytest.mark.parametrize("name", REQUIRED + MORE)
-@pytest.mark.parametrize("case", [Case(delayed_share=0.3), Case("horizontal", 0.3, 2, on_ssd=0.0)], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(delayed_share=0.3),
+        Case(delayed_share=0.3, layers_per_unit=2, kept=1),
+        Case("horizontal", 0.3, 2, on_ssd=0.0, kept=0.5),
+    ],
+    ids=str,
+)
 def test_every_architecture_is_bitwise_plain_pytorch(name, case, tmp_path):
     train_both(name, case, tmp_path)

@@ -91,6 +91,7 @@ def query(hardware: Hardware | None = None, **changes: object) -> PlanQuery:
 @pytest.mark.parametrize("tiers", product((0.0, 0.5, 1.0), (Tier.HOST, Tier.SSD)))
 def test_the_program_counts_the_bytes_and_seconds_of_the_real_schedule(workload, separate, alpha, waits, tiers):
     on_ssd, gradients = tiers
+    kept = on_ssd if separate else 1 - on_ssd
     hardware = MACHINES["accelerator" if separate else "cpu"].model_copy(update={"operation_seconds": 0.0})
     batch = BatchShape(micro_batches=3, rows=1, tokens=1024)
     choices = Choices(
@@ -98,6 +99,7 @@ def test_the_program_counts_the_bytes_and_seconds_of_the_real_schedule(workload,
         wait_for_norm=waits,
         separate_device=separate,
         boundaries_on_ssd=on_ssd,
+        kept_activations=kept,
         gradients=gradients,
         weight_slots=3,
         gradient_slots=2,
@@ -126,6 +128,7 @@ def test_the_program_counts_the_bytes_and_seconds_of_the_real_schedule(workload,
         "boundaries_device": 0.0,
         "boundaries_host": 1 - on_ssd,
         "gradients_host": float(gradients == Tier.HOST),
+        "kept_activations": kept,
     }
     for resource in (Resource.SSD_READ, Resource.SSD_WRITE, Resource.H2D, Resource.D2H):
         planned = sum(getattr(phase, resource).at(shares) for phase in work.values())

@@ -139,6 +139,7 @@ SHAPES = st.builds(
         units=tuple(UnitShape(chunks=tuple(chunks)) for chunks in units),
         micro_batches=micro_batches,
         boundary_bytes=boundary,
+        kept_bytes=3 * boundary,
         tied=tied,
     ),
     st.lists(CHUNKS, min_size=3, max_size=6),
@@ -151,6 +152,7 @@ CHOICES = st.builds(
         separate_device=place[0], boundaries_on_device=place[1], boundaries_on_ssd=place[2], **settings
     ),
     st.sampled_from([(False, 0, 0), (False, 0, 0.5), (True, 1, 0), (True, 0, 0), (True, 0, 1), (True, 0.3, 0.4)]),
+    kept_activations=st.sampled_from([0.0, 0.6, 1.0]),
     delayed_share=st.sampled_from([0.0, 0.3, 1.0]),
     wait_for_norm=st.booleans(),
     resident_weights=st.sampled_from([0.0, 0.4]),

@@ -42,6 +42,7 @@ def shapes(draw: st.DrawFn) -> StepShape:
         units=(unit(draw(st.booleans())), *(unit(True) for _ in range(layers)), unit(True)),
         micro_batches=draw(st.integers(1, 5)),
         boundary_bytes=draw(st.integers(1, 1000)),
+        kept_bytes=draw(st.integers(1, 5000)),
         tied=draw(st.booleans()),
     )
 
@@ -57,6 +58,7 @@ CHOICES = st.builds(
     st.booleans(),
     SHARE,
     SHARE,
+    kept_activations=st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0, 1)),
     delayed_share=st.floats(0, 1),
     wait_for_norm=st.booleans(),
     resident_weights=st.sampled_from([0.0, 0.3, 1.0]),

@@ -79,6 +79,7 @@ def changeable_settings(config: RunConfig) -> dict[str, Any]:
         "overlap": engine.overlap,
         "boundaries_on_device": engine.boundaries_on_device,
         "boundaries_on_ssd": engine.boundaries_on_ssd,
+        "kept_activations": engine.kept_activations,
         "gradients": None if engine.gradients == "auto" else engine.gradients,
         "resident_weights": engine.resident_weights,
         "resident_state": engine.resident_state,

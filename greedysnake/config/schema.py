@@ -327,6 +327,12 @@ class EngineConfig(Section):
         description="Share of the activations between units that waits for the backward pass on the device; null: as "
         "much as fits, where the device has memory of its own.",
     )
+    kept_activations: Share | None = Field(
+        default=None,
+        description="Share of the activations inside of layers that is kept from the forward to the backward pass, "
+        "where they are computed; the rest is recomputed. Each saves its layer's second forward. null: as much as "
+        "helps and fits.",
+    )
     boundaries_on_ssd: Share | None = Field(
         default=None,
         description="Likewise on SSD; null: what does not fit in host memory, where the rest waits.",

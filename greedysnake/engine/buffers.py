@@ -8,7 +8,7 @@ from greedysnake.engine.devices import Device
 from greedysnake.schedule import Buffer, Pool, Tier
 from greedysnake.storage import BLOCK_BYTES, aligned_empty, round_up
 
-ACTIVATION_POOLS = frozenset({"activation", "boundary_gradient", "norm"})
+ACTIVATION_POOLS = frozenset({"activation", "boundary_gradient", "kept_activation", "norm"})
 """Pools whose content is tensors that torch allocates; the rest is reserved here."""
 
 HOST_ONLY_POOLS = frozenset({"state", "resident_state", "held", "gradient_chunk"})

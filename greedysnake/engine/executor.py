@@ -168,7 +168,7 @@ class Executor:
     def _forward(self, operation: Operation, work: StepWork) -> None:
         unit, weights = _unit(operation), self._weights(operation)[0]
         self._skeleton.attach(unit, weights)
-        self._model.forward(unit, _micro_batch(operation), weights)
+        self._model.forward(unit, _micro_batch(operation), weights, keep=operation.keeps)
         self._skeleton.detach(unit)
         self._device.synchronize()
 

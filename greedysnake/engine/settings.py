@@ -44,6 +44,8 @@ class TrainerSettings:
         overlap: whether operations of different resources run at the same time; False is for comparison.
         boundaries_on_device, boundaries_on_ssd: shares of the boundaries that wait for the backward there, the rest in
             host memory; None: planned.
+        kept_activations: share of the activations that are kept for the backward, as far as they fit, instead of being
+            recomputed, which saves a quarter of the computation; None: planned, as many as help and fit.
         gradients: ``"host"``, ``"ssd"``, or None: planned.
         resident_weights, resident_state: share of all weights and of all optimizer state that stays in host memory,
             and is written to SSD only for a snapshot; None: planned, as much as helps and fits.
@@ -83,6 +85,7 @@ class TrainerSettings:
     overlap: bool = True
     boundaries_on_device: float | None = None
     boundaries_on_ssd: float | None = None
+    kept_activations: float | None = None
     gradients: str | None = None
     resident_weights: float | None = 0.0
     resident_state: float | None = 0.0
@@ -170,6 +173,7 @@ class TrainerSettings:
             overlap=self.overlap,
             boundaries_on_device=self.boundaries_on_device,
             boundaries_on_ssd=self.boundaries_on_ssd,
+            kept_activations=self.kept_activations,
             gradients=None if self.gradients is None else Tier(self.gradients),
             host_memory=self.host_limit,
             separate_device=separate_device,
@@ -235,4 +239,11 @@ def _with_hardware(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**values, **({"hardware": load_hardware(hardware)} if isinstance(hardware, str | Path) else {})}
 
 
-_SHARES = ("delayed_share", "resident_weights", "resident_state", "boundaries_on_device", "boundaries_on_ssd")
+_SHARES = (
+    "delayed_share",
+    "resident_weights",
+    "resident_state",
+    "boundaries_on_device",
+    "boundaries_on_ssd",
+    "kept_activations",
+)

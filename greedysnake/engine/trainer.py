@@ -214,6 +214,7 @@ class Trainer:
             step=self.steps_done,
             target_tokens=targets,
             boundaries_leave=prepared.plan.choices.boundaries_leave,
+            kept_bytes=prepared.plan.shape.kept_bytes,
             loss_scale=scale.scale,
             head_chunk_tokens=prepared.plan.head_chunk_tokens,
         )

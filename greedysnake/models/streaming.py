@@ -6,6 +6,7 @@ that the caller decides which micro-batch goes through which unit when. The mode
 layers, its masks, its head and its loss run as they are.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -19,11 +20,15 @@ from greedysnake.models.calls import LayerCall, UnsupportedCallError
 from greedysnake.models.head_chunks import ChunkedHead, ChunkedLoss
 from greedysnake.models.initialize import mix_seed
 from greedysnake.models.reach import Reach
+from greedysnake.models.saved_tensors import Meter, SavedTensors
 from greedysnake.models.skeleton import Skeleton
 from greedysnake.models.structure import refuse, takes_loss_arguments
+from greedysnake.units import format_bytes
 
 MicroBatch = Mapping[str, Any]
 """Tensors by name; some models take a mapping of attention masks by type of layer."""
+
+logger = logging.getLogger(__name__)
 
 HEAD = -1
 _CPU = torch.device("cpu")
@@ -36,6 +41,15 @@ def layer_seed(seed: int, step: int, micro_batch: int, layer: int) -> int:
     the numbers are the same under every schedule, and again when the layer is recomputed.
     """
     return mix_seed(seed, step, micro_batch, layer + 1)
+
+
+class _Keeping:
+    """A unit's forward whose activations are kept."""
+
+    def __init__(self, unit: int, weights: Tensor) -> None:
+        self.unit = unit
+        self.weights = weights
+        self.meter = Meter()
 
 
 class _Pass:
@@ -83,7 +97,9 @@ class StreamedModel:
         self._running: _Pass | None = None
         self._inference: Callable[[], Tensor] | None = None
         self._spilled = False
-        self._embedding_weights: Tensor | None = None
+        self._kept_bytes = 0
+        self._saved = SavedTensors()
+        self._keeping: _Keeping | None = None
         self._reach = Reach(skeleton)
         self._native_loss = takes_loss_arguments(skeleton.model)
         self._head = ChunkedHead(skeleton)
@@ -105,6 +121,7 @@ class StreamedModel:
         target_tokens: int,
         training: bool = True,
         boundaries_leave: bool = False,
+        kept_bytes: int = 0,
         loss_scale: float = 1.0,
         head_chunk_tokens: int | None = None,
     ) -> None:
@@ -116,6 +133,7 @@ class StreamedModel:
             target_tokens: labels of the whole step that count; the loss is a sum divided by it.
             training: whether a backward follows; else nothing is kept and dropout is off.
             boundaries_leave: whether boundaries will be emptied and refilled between forward and backward.
+            kept_bytes: most memory for the activations of a unit and micro-batch that are kept for the backward.
             loss_scale: factor that all gradients carry.
             head_chunk_tokens: tokens of a micro-batch whose logits exist at once; None: all.
         """
@@ -130,6 +148,7 @@ class StreamedModel:
         self._loss_scale = loss_scale
         self._training = training
         self._spilled = boundaries_leave
+        self._kept_bytes = kept_bytes
         self._head.chunk_tokens = head_chunk_tokens
         self.skeleton.model.train(training)
 
@@ -151,12 +170,32 @@ class StreamedModel:
         self._training = False
         self.skeleton.model.eval()
 
-    def forward(self, unit: int, micro_batch: int, weights: Tensor) -> None:
-        """Bring a micro-batch through the embedding (unit 0) or a decoder unit; ``weights`` are attached."""
-        with self._remembering_weights(weights if unit == 0 else None), self._carrying_gradients(unit):
+    def forward(self, unit: int, micro_batch: int, weights: Tensor, *, keep: bool = False) -> None:
+        """Bring a micro-batch through the embedding (unit 0) or a decoder unit; ``weights`` are attached.
+
+        Args:
+            unit, micro_batch: what goes through what.
+            weights: uint8, of the unit.
+            keep: whether activations are kept for the backward, within the bytes that :meth:`begin` was told; else
+                the backward recomputes them.
+        """
+        self._keeping = _Keeping(unit, weights) if keep else None
+        with self._remembering_weights(weights) if unit == 0 else nullcontext(), self._carrying_gradients(unit):
             if unit == 0:
                 self._start(micro_batch)
             reached = self._resume(micro_batch)
+        if self._keeping is not None and self._keeping.meter.bytes > self._kept_bytes:
+            logger.warning(
+                "%s of micro-batch %d would keep %s of activations, more than the %s that were planned for it, so the "
+                "backward recomputes them",
+                self.skeleton.unit_names[unit],
+                micro_batch,
+                format_bytes(self._keeping.meter.bytes),
+                format_bytes(self._kept_bytes),
+            )
+            for index in self.skeleton.unit_layers[unit]:
+                self._call(self._passes[micro_batch], index).drop_graph()
+        self._keeping = None
         following = self.skeleton.unit_layers[unit + 1]
         if reached != (following[0] if following else HEAD):
             raise self._refusal(f"its forward went from unit {unit} to layer {reached}")
@@ -185,17 +224,23 @@ class StreamedModel:
         return loss.detach()
 
     def backward(self, unit: int, micro_batch: int, weights: Tensor | None) -> None:
-        """Recompute a unit and add its gradients; ``weights`` are attached (None: not needed by the embedding)."""
+        """Recompute a unit, where nothing was kept, and add its gradients.
+
+        Args:
+            unit, micro_batch: what goes back through what.
+            weights: uint8, of the unit, attached; None: not needed by the embedding.
+        """
         work = self._passes[micro_batch]
         if unit == 0:
             self._backward_embedding(work, weights)
             return
         segment: list[int] = []
-        for index in reversed(self.skeleton.unit_layers[unit]):
-            segment.insert(0, index)
-            if not self._call(work, index).chained:
-                self._backward_segment(work, segment, unit)
-                segment = []
+        with self._saved.given(unit, weights):
+            for index in reversed(self.skeleton.unit_layers[unit]):
+                segment.insert(0, index)
+                if not self._call(work, index).chained:
+                    self._backward_segment(work, segment, unit)
+                    segment = []
         if unit == self._first_trained:
             del self._passes[micro_batch]
 
@@ -289,14 +334,17 @@ class StreamedModel:
         if not torch.is_grad_enabled():
             raise UnsupportedCallError(f"layer {index} is called without gradients")
         previous = work.calls[index - 1] if index else None
-        call = work.calls[index] = LayerCall.record(args, kwargs, None if index in self._first else previous)
+        alone = index in self._first or self._keeping is not None  # layers whose graphs are kept go back one by one
+        call = work.calls[index] = LayerCall.record(args, kwargs, None if alone else previous)
         self._check_boundary(index, call, previous)
         if 0 < index <= self._first_kept:
             work.calls[index - 1] = None
         if index in self._first:
             work.coroutine.parent.switch(index)
         self._set_seed(work.index, index)
-        output = call.forward(self._forwards[index])
+        keeping = self._keeping  # of this unit's forward: there may have been others while this one waited
+        keep = None if keeping is None else self._saved.saving(keeping.unit, keeping.weights, keeping.meter)
+        output = call.forward(self._forwards[index], keep=keep)
         if call.chained and previous is not None:
             previous.forget_hidden()
         if index == len(self._layers) - 1:
@@ -335,13 +383,13 @@ class StreamedModel:
         return call
 
     def _backward_segment(self, work: _Pass, layers: list[int], unit: int) -> None:
-        """Recompute layers of a unit that follow on each other directly, then go back through them at once."""
+        """Recompute layers of a unit that follow on each other directly, if need be; go back through them at once."""
         hidden: Tensor | None = None
         roots: list[Tensor] = []
         gradients: list[Tensor] = []
         for index in layers:
             self._set_seed(work.index, index)
-            hidden, more_roots, more_gradients = self._call(work, index).run_again(self._forwards[index], hidden)
+            hidden, more_roots, more_gradients = self._call(work, index).roots(self._forwards[index], hidden)
             roots += more_roots
             gradients += more_gradients
         self._note_reach(unit, roots, last=layers[0] == self.skeleton.unit_layers[unit][0])
@@ -375,11 +423,8 @@ class StreamedModel:
         trained = [slot.name for slot in self.skeleton.layouts[0].parameters if slot.trainable]
         roots, gradients = zip(*work.deferred.values(), strict=True)
         self._note_reach(0, roots)
-        self._embedding_weights = weights
-        try:
+        with self._saved.given(0, weights):
             torch.autograd.backward(roots, gradients, inputs=[self.skeleton.parameters[name] for name in trained])
-        finally:
-            self._embedding_weights = None
         del self._passes[work.index]
 
     def _note_reach(self, unit: int, roots: Iterable[Tensor], *, last: bool = True) -> None:
@@ -403,26 +448,11 @@ class StreamedModel:
             for parameter in frozen:
                 parameter.requires_grad_(False)
 
-    def _remembering_weights(self, weights: Tensor | None) -> AbstractContextManager[None]:
+    def _remembering_weights(self, weights: Tensor) -> AbstractContextManager[Any]:
         """In the embedding's forward, save places in the weights instead of views of a buffer that will be reused."""
-        if weights is None or not self._training or not self.skeleton.structure.embedding_backward_needs_weights:
+        if not self._training or not self.skeleton.structure.embedding_backward_needs_weights:
             return nullcontext()
-        start, end = weights.data_ptr(), weights.data_ptr() + weights.numel()
-
-        def pack(tensor: Tensor) -> Any:
-            if not start <= tensor.data_ptr() < end:
-                return tensor.detach()  # the tensor itself would hold its own graph, and never be freed
-            return tensor.dtype, tensor.size(), tensor.stride(), (tensor.data_ptr() - start) // tensor.element_size()
-
-        def unpack(packed: Any) -> Tensor:
-            if isinstance(packed, Tensor):
-                return packed
-            dtype, size, stride, offset = packed
-            if self._embedding_weights is None:
-                raise ValueError("the embedding's backward needs its weights")
-            return self._embedding_weights.view(dtype).as_strided(size, stride, offset)
-
-        return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+        return self._saved.saving(0, weights)
 
     def _refusal(self, reason: str) -> ModelError:
         return refuse(self.skeleton.model, reason)

@@ -48,6 +48,13 @@ def unit_activation_bytes(skeleton: Skeleton, batch: BatchShape) -> int:
     return most + _largest_gradient(skeleton)
 
 
+def layer_activation_bytes(skeleton: Skeleton, tokens: int) -> int:
+    """Most bytes that the recompute and backward of a layer hold at once, for one sequence of ``tokens``."""
+    batch = BatchShape(micro_batches=1, rows=1, tokens=tokens)
+    units = range(1, len(skeleton.layouts) - 1)
+    return max(_layer_bytes(skeleton, unit, batch) // len(skeleton.unit_layers[unit]) for unit in units)
+
+
 def head_activation_bytes(skeleton: Skeleton, batch: BatchShape, chunk_tokens: int | None = None) -> int:
     """Most bytes of the logits that exist at once, their float32 copy, log-probabilities and gradients.
 

@@ -44,6 +44,7 @@ class _Baseline(OperationTape):
                 "state": pool(Tier.HOST, max(chunk.state_bytes + chunk.gradient_bytes for chunk in chunks), 4),
                 "gradient": pool(Tier.HOST, 0, 0),
                 "gradient_chunk": pool(Tier.HOST, 0, 0),
+                "kept_activation": pool(Tier.DEVICE, 0, 0),
                 "norm": pool(Tier.HOST, 8, 1),
                 "sums": Pool(
                     tier=Tier.HOST,

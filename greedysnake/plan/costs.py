@@ -50,11 +50,17 @@ class UnitSeconds:
 
     Attributes:
         forward: of its forward; of the head, forward and loss.
-        backward: of recompute and backward; of the head, of its forward, loss and backward together.
+        backward: of recompute and backward; of the head, of its forward, loss and backward together. Where the
+            activations were kept, the forward's seconds less.
     """
 
     forward: float
     backward: float
+
+    @property
+    def kept_backward(self) -> float:
+        """Of the backward alone, of a unit whose activations were kept."""
+        return max(0.0, self.backward - self.forward)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +109,7 @@ class StepCosts:
         if kind in (Kind.FORWARD, Kind.LOSS):
             return self.units[unit].forward
         if kind in (Kind.BACKWARD, Kind.HEAD):
-            return self.units[unit].backward
+            return self.units[unit].kept_backward if operation.keeps else self.units[unit].backward
         if kind == Kind.UPDATE:
             chunk = shape.units[unit].chunks[operation.chunk or 0]
             return chunk.gradient_bytes / GRADIENT_ITEM_BYTES / self.optimizer

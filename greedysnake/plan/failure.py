@@ -58,6 +58,7 @@ def _least(query: PlanQuery, batch: BatchShape) -> Case:
         wait_for_norm=query.waits_for_norm(alpha),
         separate_device=query.hardware.separate_device,
         boundaries_on_ssd=1.0 if query.boundaries_on_ssd is None else query.boundaries_on_ssd,
+        kept_activations=query.kept_activations or 0.0,
         gradients=query.gradients or Tier.SSD,
         resident_weights=query.resident_weights or 0.0,
         resident_state=query.resident_state or 0.0,

@@ -105,6 +105,7 @@ def simulate_given(query: PlanQuery) -> GivenStep:
         separate_device=query.hardware.separate_device,
         boundaries_on_device=query.boundaries_on_device or 0.0,
         boundaries_on_ssd=query.boundaries_on_ssd or 0.0,
+        kept_activations=query.kept_activations or 0.0,
         gradients=query.gradients or Tier.HOST,
         resident_weights=query.resident_weights or 0.0,
         resident_state=query.resident_state or 0.0,

@@ -20,6 +20,7 @@ from greedysnake.plan.activations import (
     planned_head_tokens,
     unit_activation_bytes,
 )
+from greedysnake.plan.kept import kept_unit_bytes
 from greedysnake.plan.prediction import Prediction, predict
 from greedysnake.plan.request import PlanRequest
 from greedysnake.plan.slots import NARROW, with_slots
@@ -138,6 +139,8 @@ def make_plan(skeleton: Skeleton, batch: BatchShape, request: PlanRequest, wish:
         *head_reasons,
     )
     shape = step_shape(skeleton, batch)
+    if request.kept_activations != 0:
+        shape = replace(shape, kept_bytes=kept_unit_bytes(skeleton, batch))
 
     def plan_with(choices: Choices) -> Plan:
         computing = max(unit_activation_bytes(skeleton, batch), head_activation_bytes(skeleton, batch, head_tokens))
@@ -165,6 +168,7 @@ def make_plan(skeleton: Skeleton, batch: BatchShape, request: PlanRequest, wish:
             boundaries_on_device=request.boundaries_on_device or 0.0,
             boundaries_on_ssd=found.boundaries_on_ssd,
             boundaries_first=found.boundaries_first,
+            kept_activations=request.kept_activations or 0.0,
             gradients=gradient_tier,
             snake=request.snake,
             overlap=request.overlap,
@@ -174,7 +178,8 @@ def make_plan(skeleton: Skeleton, batch: BatchShape, request: PlanRequest, wish:
         plan = plan_with(with_slots(choices, slots))
         tried.append(_with_boundaries(plan, plan_with, request, found))
         if tried[-1].fits_device() and tried[-1].fits_host():
-            return _predicted(_with_residents(tried[-1], plan_with, request, found), skeleton, request)
+            kept = _with_kept(tried[-1], plan_with, request, found)
+            return _predicted(_with_residents(kept, plan_with, request, found), skeleton, request)
     on_device = [plan for plan in tried if plan.fits_device()]
     if not on_device:
         raise _too_small(min(tried, key=lambda plan: sum(plan.device_bytes.values())), "device")
@@ -213,6 +218,25 @@ def _with_boundaries(plan: Plan, plan_with: Callable[[Choices], Plan], request: 
     return plan
 
 
+def _with_kept(plan: Plan, plan_with: Callable[[Choices], Plan], request: PlanRequest, wish: Wish) -> Plan:
+    """Keep activations for the backward as far as wished and possible."""
+    if request.kept_activations is not None or not plan.shape.kept_bytes:
+        return plan
+    most = wish.kept_activations
+    pairs = len(plan.shape.keepers) * plan.shape.micro_batches
+
+    def kept_plan(part: float) -> Plan:
+        return plan_with(replace(plan.choices, kept_activations=part * most))
+
+    part = _largest(lambda part: kept_plan(part).fits_host() and kept_plan(part).fits_device(), steps=max(1, pairs))
+    plan = kept_plan(part)
+    reason = (
+        f"activations of {plan.choices.kept_count(plan.shape)} of {pairs} pairs of a unit and a micro-batch are kept"
+    )
+    why = "all" if plan.choices.kept_activations == 1 else "as many as fit" if most == 1 or part < 1 else "as planned"
+    return replace(plan, reasons=(*plan.reasons, f"{reason} for the backward, those of others recomputed: {why}"))
+
+
 def _with_residents(plan: Plan, plan_with: Callable[[Choices], Plan], request: PlanRequest, wish: Wish) -> Plan:
     """Fill what is left of host memory: with weights, which save three bytes of traffic a byte, then with state."""
     reasons: list[str] = []
@@ -233,16 +257,16 @@ def _with_residents(plan: Plan, plan_with: Callable[[Choices], Plan], request: P
     return replace(plan, reasons=(*plan.reasons, *reasons))
 
 
-def _largest(fits: Callable[[float], bool]) -> float:
-    """The largest share that fits; none where not even that does."""
-    fewest, most = 0, _SHARE_STEPS
+def _largest(fits: Callable[[float], bool], steps: int = _SHARE_STEPS) -> float:
+    """The largest share, in so many ``steps``, that fits; none where not even that does."""
+    fewest, most = 0, steps
     while fewest < most:
         middle = (fewest + most + 1) // 2
-        if fits(middle / _SHARE_STEPS):
+        if fits(middle / steps):
             fewest = middle
         else:
             most = middle - 1
-    return fewest / _SHARE_STEPS
+    return fewest / steps
 
 
 def step_shape(skeleton: Skeleton, batch: BatchShape) -> StepShape:

@@ -109,7 +109,7 @@ class Placer:
         query = self._query
         fixed = {
             name: getattr(query, name)
-            for name in ("resident_weights", "resident_state")
+            for name in ("resident_weights", "resident_state", "kept_activations")
             if getattr(query, name) is not None
         }
         if not query.hardware.separate_device:
@@ -139,6 +139,7 @@ class Placer:
                     separate_device=self._query.hardware.separate_device,
                     boundaries_on_device=_whole(placement.boundaries_device),
                     boundaries_on_ssd=_whole(max(0.0, 1 - placement.boundaries_device - placement.boundaries_host)),
+                    kept_activations=_whole(placement.kept_activations),
                     gradients=Tier.HOST if fixed["gradients_host"] else Tier.SSD,
                     resident_weights=placement.resident_weights,
                     resident_state=placement.resident_state,
@@ -167,8 +168,8 @@ class Placer:
     def fit_shares(self, case: Case) -> Case | None:
         """The case with shares of whole units and chunks that fit; None if it does not fit at all.
 
-        What is resident gives way first, state before weights as it saves less for its bytes; then boundaries leave
-        the device for host memory, and host memory for SSD.
+        Activations that are kept give way first; of what is resident, state before weights as it saves less for its
+        bytes; then boundaries leave the device for host memory, and host memory for SSD.
         """
         query, shape = self._query, case.shape(self._query)
         leaving = max(1, len(shape.units) - 2)
@@ -177,6 +178,9 @@ class Placer:
         for name in steps.keys() - given:
             share = floor(getattr(case.choices, name) * steps[name] + 1e-6) / steps[name]
             case = case.with_choices(**{name: share})
+        pairs = max(1, len(shape.keepers) * shape.micro_batches)
+        if query.kept_activations is None:
+            case = case.with_choices(kept_activations=floor(case.choices.kept_activations * pairs + 1e-6) / pairs)
         on_device, on_ssd = case.choices.boundaries_on_device, case.choices.boundaries_on_ssd
         if query.boundaries_on_device is None:
             on_device = floor(on_device * leaving + 1e-6) / leaving
@@ -190,8 +194,12 @@ class Placer:
         movable = [name for name in steps if name not in given]
         while short := over(case.needs(query), query.limits):
             choices = case.choices
+            computed_in = Tier.DEVICE if choices.separate_device else Tier.HOST
             resident = next((name for name in movable if getattr(choices, name) > 0), None)
-            if Tier.DEVICE in short and query.boundaries_on_device is None and choices.boundaries_on_device > 0:
+            if computed_in in short and query.kept_activations is None and choices.kept_count(shape):
+                fewer = max(1, ceil(short[computed_in] / shape.kept_bytes)) if shape.kept_bytes else pairs
+                case = case.with_choices(kept_activations=max(0, choices.kept_count(shape) - fewer) / pairs)
+            elif Tier.DEVICE in short and query.boundaries_on_device is None and choices.boundaries_on_device > 0:
                 units = max(1, ceil(short[Tier.DEVICE] / unit_bytes))
                 share = max(0.0, choices.boundaries_on_device - units / leaving)
                 case = case.with_choices(boundaries_on_device=_whole(share))

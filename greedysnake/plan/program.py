@@ -15,7 +15,14 @@ from greedysnake.plan.costs import StepCosts
 from greedysnake.plan.memory import Needs
 from greedysnake.schedule import StepShape, Tier
 
-_SHARES = ("resident_weights", "resident_state", "boundaries_device", "boundaries_host", "gradients_host")
+_SHARES = (
+    "resident_weights",
+    "resident_state",
+    "boundaries_device",
+    "boundaries_host",
+    "gradients_host",
+    "kept_activations",
+)
 _PHASES = ("forward", "backward", "end")
 _SLICES = ("disk_read", "disk_write", "disk_both", "compute", "cpu", "both", "length")
 _VARIABLES = (*_SHARES, *(f"{phase}.{part}" for phase in _PHASES for part in _SLICES))
@@ -80,6 +87,7 @@ class Placement:
     boundaries_device: float
     boundaries_host: float
     gradients_host: float
+    kept_activations: float
     seconds: float
 
     def shares(self) -> dict[str, float]:
@@ -97,6 +105,7 @@ class StepTotals:
         forward_weights, backward_weights: bytes of weights that the phases need in host memory.
         copied_weights: bytes of weights that computation in the backward phase needs.
         boundaries: bytes that are kept from forward to backward.
+        kept: bytes of all activations inside of decoder units, if none are recomputed.
     """
 
     weights: float
@@ -107,6 +116,7 @@ class StepTotals:
     backward_weights: float
     copied_weights: float
     boundaries: float
+    kept: float
 
 
 def step_totals(shape: StepShape, *, updates_in_backward: bool) -> StepTotals:
@@ -131,6 +141,7 @@ def step_totals(shape: StepShape, *, updates_in_backward: bool) -> StepTotals:
         backward_weights=sum(unit.weight_bytes for unit in again) + at_head,
         copied_weights=sum(unit.weight_bytes for unit in computed) + at_head,
         boundaries=max(0, head - max(1, shape.first_trained)) * shape.micro_batches * shape.boundary_bytes,
+        kept=len(shape.keepers) * shape.micro_batches * shape.kept_bytes,
     )
 
 
@@ -195,7 +206,9 @@ def phase_work(
         d2h=Expression(sizes.gradients) if separate_device else none,
         compute=Expression(
             micro_batches * sum(unit.backward for unit in seconds[shape.first_trained :])
-            + sizes.gradients / costs.device_fill  # zeros
+            + sizes.gradients / costs.device_fill,  # zeros
+            kept_activations=-micro_batches
+            * sum(seconds[unit].backward - seconds[unit].kept_backward for unit in shape.keepers),
         ),
         cpu=updates
         + gradients_in_host * (held / costs.copy)
@@ -310,6 +323,7 @@ def space_rows(
         resident_state=sizes.state,
         gradients_host=held,
         boundaries_host=sizes.boundaries,
+        **({} if separate_device else {"kept_activations": sizes.kept}),
     )
     disk = Expression(
         needs.total(Tier.SSD) + held,
@@ -319,6 +333,6 @@ def space_rows(
     )
     rows = [(host, float(limits.host)), (disk, float(limits.disk))]
     if separate_device and limits.device is not None:
-        device = Expression(needs.total(Tier.DEVICE), boundaries_device=sizes.boundaries)
+        device = Expression(needs.total(Tier.DEVICE), boundaries_device=sizes.boundaries, kept_activations=sizes.kept)
         rows.append((device, float(limits.device)))
     return rows

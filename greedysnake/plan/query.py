@@ -30,6 +30,7 @@ class PlanQuery:
         layers_per_unit: decoder layers loaded and computed as one.
         delayed_share: α.
         boundaries_on_device, boundaries_on_ssd: shares of the boundaries that wait there; the rest is in host memory.
+        kept_activations: share of the activations that are kept for the backward instead of being recomputed.
         gradients: tier of those that wait for their update.
         resident_weights, resident_state: shares that stay in host memory.
         clipping: whether the gradient's norm is limited, so that updates wait for it.
@@ -53,6 +54,7 @@ class PlanQuery:
     delayed_share: float | None = None
     boundaries_on_device: float | None = None
     boundaries_on_ssd: float | None = None
+    kept_activations: float | None = None
     gradients: Tier | None = None
     resident_weights: float | None = None
     resident_state: float | None = None

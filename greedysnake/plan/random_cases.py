@@ -29,6 +29,7 @@ def random_case(query: PlanQuery, sequences: int, rng: random.Random) -> Case:
         boundaries_on_device=on_device,
         boundaries_on_ssd=rng.choice([share for share in _SHARES if share <= 1 - on_device]),
         boundaries_first=rng.choice([True, False]),
+        kept_activations=rng.choice(_SHARES),
         gradients=rng.choice([Tier.HOST, Tier.SSD]),
         resident_weights=rng.choice(_SHARES),
         resident_state=rng.choice(_SHARES),

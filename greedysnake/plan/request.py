@@ -18,6 +18,7 @@ class PlanRequest:
         snake: whether every other unit takes the micro-batches in reverse.
         overlap: whether operations of different resources run at the same time.
         boundaries_on_device, boundaries_on_ssd: shares of the boundaries that wait for the backward there.
+        kept_activations: share of the activations that are kept for the backward instead of being recomputed.
         gradients: tier.
         host_memory: bytes that the process may use.
         separate_device: whether computation has memory of its own.
@@ -38,6 +39,7 @@ class PlanRequest:
     overlap: bool = True
     boundaries_on_device: float | None = None
     boundaries_on_ssd: float | None = None
+    kept_activations: float | None = None
     gradients: Tier | None = None
     host_memory: int | None = None
     separate_device: bool = False

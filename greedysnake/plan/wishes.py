@@ -38,6 +38,7 @@ class Wish:
         boundaries_on_device: share that stays on the device, or less.
         boundaries_on_ssd: share that goes to SSD, or more.
         boundaries_first: whether updates make way for those.
+        kept_activations: share that is kept for the backward, or less.
         resident_weights, resident_state: shares that stay in host memory, or less.
         reasons: why.
     """
@@ -49,6 +50,7 @@ class Wish:
     boundaries_on_device: float
     boundaries_on_ssd: float
     boundaries_first: bool
+    kept_activations: float
     resident_weights: float
     resident_state: float
     reasons: tuple[str, ...]
@@ -92,6 +94,7 @@ def by_rule(request: PlanRequest) -> Wish:
         boundaries_on_device=_or(request.boundaries_on_device, 1.0 if request.separate_device else 0.0),
         boundaries_on_ssd=_or(request.boundaries_on_ssd, 0.0),
         boundaries_first=True,
+        kept_activations=_or(request.kept_activations, 1.0),
         resident_weights=_or(request.resident_weights, 1.0),
         resident_state=_or(request.resident_state, 1.0),
         reasons=tuple(reasons),
@@ -112,6 +115,7 @@ def by_search(skeleton: Skeleton, batch: BatchShape, request: PlanRequest, hardw
         boundaries_on_device=choices.boundaries_on_device,
         boundaries_on_ssd=choices.boundaries_on_ssd,
         boundaries_first=choices.boundaries_first,
+        kept_activations=choices.kept_activations,
         resident_weights=choices.resident_weights,
         resident_state=choices.resident_state,
         reasons=(
@@ -147,6 +151,7 @@ def training_query(skeleton: Skeleton, batch: BatchShape, request: PlanRequest, 
         delayed_share=request.delayed_share,
         boundaries_on_device=request.boundaries_on_device,
         boundaries_on_ssd=request.boundaries_on_ssd,
+        kept_activations=request.kept_activations,
         gradients=request.gradients,
         resident_weights=request.resident_weights,
         resident_state=request.resident_state,

@@ -9,6 +9,7 @@ adds a second forward.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from transformers import PretrainedConfig
@@ -24,6 +25,7 @@ from greedysnake.plan.activations import (
     planned_head_tokens,
     unit_activation_bytes,
 )
+from greedysnake.plan.kept import layer_kept_bytes
 from greedysnake.schedule import ChunkShape, StepShape, UnitShape
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -151,6 +153,7 @@ class Workload:
             units=tuple(units),
             micro_batches=batch.micro_batches,
             boundary_bytes=self.boundary_bytes(batch),
+            kept_bytes=layers_per_unit * batch.rows * self.kept_bytes(batch.tokens),
             tied=self.skeleton.structure.tied,
         )
 
@@ -173,6 +176,16 @@ class Workload:
     def boundary_bytes(self, batch: BatchShape) -> int:
         """Bytes of the activation between two units for one micro-batch."""
         return boundary_bytes(self.skeleton, batch)
+
+    def kept_bytes(self, tokens: int) -> int:
+        """Most bytes of a layer's activations, for one sequence, that a backward needs if they are not recomputed."""
+        if tokens not in self._kept_bytes:
+            self._kept_bytes[tokens] = layer_kept_bytes(self.skeleton, tokens)
+        return self._kept_bytes[tokens]
+
+    @cached_property
+    def _kept_bytes(self) -> dict[int, int]:
+        return {}
 
     def computing_bytes(self, batch: BatchShape, *, layers_per_unit: int = 1, separate_device: bool = False) -> int:
         """Memory that torch needs at once while it computes, besides the schedule's buffers."""

@@ -15,7 +15,7 @@ from typing import Any
 from greedysnake.report.events import OperationEvent
 from greedysnake.schedule import Schedule, Tier, content_lives
 
-GROUPS = ("resident", "waiting gradients", "boundaries", "weights", "gradients", "state", "other")
+GROUPS = ("resident", "waiting gradients", "boundaries", "kept", "weights", "gradients", "state", "other")
 """What memory is for, in the order in which pictures stack it: what changes little comes first."""
 
 TIER_WORDS = {Tier.DEVICE: "device memory", Tier.HOST: "host memory", Tier.SSD: "SSD scratch space"}
@@ -35,6 +35,7 @@ _POOL_GROUPS = {
     "boundary": "boundaries",
     "boundary_gradient": "boundaries",
     "ssd_boundary": "boundaries",
+    "kept_activation": "kept",
     "resident_weights": "resident",
     "resident_state": "resident",
 }

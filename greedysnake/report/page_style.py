@@ -16,6 +16,7 @@ MEMORY_COLORS = {
     "resident": "#8b95a1",
     "waiting-gradients": "#e0a93b",
     "boundaries": "#8a5fb5",
+    "kept": "#c9a7e0",
     "weights": "#3b7cc4",
     "gradients": "#d96f2b",
     "state": "#2f8a52",

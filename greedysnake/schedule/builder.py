@@ -29,7 +29,8 @@ class ScheduleBuilder(OperationTape):
         partial_sums: bool = False,
         snapshot: bool = False,
     ) -> None:
-        super().__init__(make_pools(shape, choices, holds_all=partial_sums or choices.wait_for_norm))
+        holds_all = partial_sums or choices.wait_for_norm
+        super().__init__(make_pools(shape, choices, holds_all=holds_all, one_by_one=partial_sums))
         self.shape = shape
         self.choices = choices
         self.pending = pending

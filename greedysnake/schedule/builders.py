@@ -95,7 +95,7 @@ def build_evaluation(shape: StepShape, choices: Choices) -> Schedule:
 def step_pools(name: str, shape: StepShape, choices: Choices) -> dict[str, Pool]:
     """The memory of the schedule called ``name``, without building the schedule."""
     partial_sums = name == "horizontal" and shape.micro_batches > 1
-    return make_pools(shape, choices, holds_all=partial_sums or choices.wait_for_norm)
+    return make_pools(shape, choices, holds_all=partial_sums or choices.wait_for_norm, one_by_one=partial_sums)
 
 
 BUILDERS: dict[str, Callable[..., Schedule]] = {"vertical": build_vertical, "horizontal": build_horizontal}

@@ -36,7 +36,7 @@ class Kind(StrEnum):
     FORWARD = "forward"
     HEAD = "head"  # forward, loss and backward of the head, one micro-batch
     LOSS = "loss"  # forward and loss of the head, without backward
-    BACKWARD = "backward"  # recompute and backward of a unit, one micro-batch
+    BACKWARD = "backward"  # recompute, where nothing was kept, and backward of a unit, one micro-batch
     COPY_BOUNDARY_OUT = "copy_boundary_out"  # from where it was computed to host memory for transfers
     STORE_BOUNDARY = "store_boundary"
     LOAD_BOUNDARY = "load_boundary"
@@ -120,6 +120,11 @@ class Operation:
     releases: tuple[Buffer, ...] = ()
     after: tuple[int, ...] = ()
     bytes: int = 0
+
+    @property
+    def keeps(self) -> bool:
+        """Whether a forward leaves activations for the backward, or a backward finds them and need not recompute."""
+        return any(buffer.pool == "kept_activation" for buffer in (*self.reads, *self.writes))
 
     def __str__(self) -> str:
         words = [f"{self.index}: {self.kind}"]

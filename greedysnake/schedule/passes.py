@@ -17,6 +17,7 @@ class Passes:
         self._boundary: dict[tuple[int, int], Buffer] = {}  # output of a unit, by micro-batch
         self._away: dict[tuple[int, int], Buffer] = {}  # where a boundary that left is kept
         self._used: dict[tuple[int, int], int] = {}  # the forward that used a boundary that leaves
+        self._kept: dict[tuple[int, int], Buffer] = {}  # activations that need not be recomputed
 
     def forward(self, unit: int, order: Sequence[int], *, first: bool, keep: bool = True) -> None:
         """Micro-batches through an embedding or decoder unit.
@@ -39,13 +40,17 @@ class Passes:
         for m in order:
             inputs = [self._boundary[unit - 1, m]] if unit else []
             output = self._boundary[unit, m] = build.take("activation")
+            kept = []
+            if keep and build.choices.keeps(unit, m, build.shape):
+                kept = [build.take("kept_activation")]
+                self._kept[unit, m] = kept[0]
             index = build.emit(
                 Kind.FORWARD,
                 Resource.COMPUTE,
                 unit=unit,
                 micro_batch=m,
                 reads=[weights, *inputs],
-                writes=[output],
+                writes=[output, *kept],
             )
             self._used[unit - 1, m] = index
             if leaves:
@@ -104,7 +109,7 @@ class Passes:
         build.drop_weights(unit)
 
     def backward(self, unit: int, order: Sequence[int], *, first: bool, last: bool) -> None:
-        """Recompute and backward of micro-batches; after the ``last`` ones, the unit's updates."""
+        """Recompute, as far as needed, and backward of micro-batches; after the ``last`` ones, the unit's updates."""
         build = self._build
         goes_on = build.shape.first_trained < unit
         weights = [build.compute_weights(unit)] if build.shape.units[unit].backward_needs_weights else []
@@ -114,16 +119,17 @@ class Passes:
             build.prefetch_weights(unit - 1)
         for m in order:
             inputs = [self._arrive(unit - 1, m)] if unit else []
+            kept = [self._kept.pop((unit, m))] if (unit, m) in self._kept else []
             build.emit(
                 Kind.BACKWARD,
                 Resource.COMPUTE,
                 unit=unit,
                 micro_batch=m,
-                reads=[*weights, *inputs, *gradients, Buffer("boundary_gradient", m)],
+                reads=[*weights, *inputs, *kept, *gradients, Buffer("boundary_gradient", m)],
                 writes=[*gradients, *([Buffer("boundary_gradient", m)] if goes_on else [])],
             )
-            for boundary in inputs:
-                build.release(boundary)
+            for buffer in (*inputs, *kept):
+                build.release(buffer)
             if not goes_on:
                 build.release(Buffer("boundary_gradient", m))
         build.end_gradient(unit, gradient, last=last)

@@ -14,16 +14,18 @@ SHARED_POOLS = (
     "device_gradient",
     "activation",
     "boundary",
+    "kept_activation",
 )
 """Pools whose slots serve one content after another; a slot of any other pool has one purpose."""
 
 
-def make_pools(shape: StepShape, choices: Choices, *, holds_all: bool) -> dict[str, Pool]:
+def make_pools(shape: StepShape, choices: Choices, *, holds_all: bool, one_by_one: bool = False) -> dict[str, Pool]:
     """Pools by name.
 
     Args:
         shape: sizes of the step.
         choices: what the plan decided.
+        one_by_one: whether a micro-batch goes forward and backward before the next one begins.
         holds_all: whether every chunk's gradient is put away at some time, not only those of delayed chunks.
     """
     chunks = [chunk for unit in shape.units for chunk in unit.chunks]
@@ -44,6 +46,7 @@ def make_pools(shape: StepShape, choices: Choices, *, holds_all: bool) -> dict[s
     # where they leave, those of two units are there at once: one that arrives, one that is made
     activations = staying + (2 if staying < len(tiers) else 0)
     waiting_in_host = leaving.count(Tier.HOST) * shape.micro_batches + (4 if Tier.SSD in leaving else 0)
+    kept = choices.kept_count(shape)
     weight_slots = max(choices.weight_slots, 2 if shape.tied else 1)
     device_gradients = choices.gradient_slots + shape.tied_gradient
 
@@ -71,6 +74,7 @@ def make_pools(shape: StepShape, choices: Choices, *, holds_all: bool) -> dict[s
         "activation": compute(shape.boundary_bytes, activations * shape.micro_batches),
         "boundary_gradient": compute(shape.boundary_bytes, shape.micro_batches),
         "boundary": host(shape.boundary_bytes, waiting_in_host),
+        "kept_activation": compute(shape.kept_bytes, -(-kept // shape.micro_batches) if one_by_one else kept),
         "held": ssd(held) if on_ssd else Pool(tier=Tier.HOST, slot_bytes=held),
         "resident_weights": Pool(
             tier=Tier.HOST,

@@ -54,12 +54,14 @@ class StepShape:
         units: embedding, decoder units, head.
         micro_batches: M.
         boundary_bytes: the activation between two units for one micro-batch.
+        kept_bytes: what a decoder unit's backward needs of its forward for one micro-batch, where it is kept.
         tied: whether the head uses the embedding's weights too.
     """
 
     units: tuple[UnitShape, ...]
     micro_batches: int
     boundary_bytes: int
+    kept_bytes: int = 0
     tied: bool = False
 
     def __post_init__(self) -> None:
@@ -74,6 +76,11 @@ class StepShape:
     def first_trained(self) -> int:
         """The first unit that has anything to train: no gradient is needed before it."""
         return next((unit for unit, sizes in enumerate(self.units) if sizes.chunks), len(self.units) - 1)
+
+    @property
+    def keepers(self) -> range:
+        """Units whose activations could be kept for the backward: the decoder units that it comes through."""
+        return range(max(1, self.first_trained), len(self.units) - 1)
 
     @property
     def tied_gradient(self) -> bool:
@@ -93,6 +100,8 @@ class Choices:
         boundaries_on_device, boundaries_on_ssd: shares of the boundaries that wait for the backward there; the rest
             waits in host memory. The device keeps some only if it is separate.
         boundaries_first: whether updates behind the backward make way for boundaries that come from SSD.
+        kept_activations: the part of all pairs of a decoder unit and a micro-batch whose activations are kept where
+            they were computed from the forward to the backward; those of the others are recomputed.
         gradients: the tier that keeps gradients until their update, host or ssd.
         snake: whether every other unit takes the micro-batches in reverse.
         overlap: whether operations of different resources run at the same time; False is for comparison.
@@ -107,6 +116,7 @@ class Choices:
     boundaries_on_device: float = 0.0
     boundaries_on_ssd: float = 0.0
     boundaries_first: bool = True
+    kept_activations: float = 0.0
     gradients: Tier = Tier.HOST
     snake: bool = True
     overlap: bool = True
@@ -123,6 +133,7 @@ class Choices:
             "resident_state",
             "boundaries_on_device",
             "boundaries_on_ssd",
+            "kept_activations",
         ):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")
@@ -166,6 +177,15 @@ class Choices:
     def boundaries_leave(self) -> bool:
         """Whether any boundaries leave the memory that they were computed in until the backward."""
         return self.boundaries_on_ssd > 0 or (self.separate_device and self.boundaries_on_device < 1)
+
+    def kept_count(self, shape: StepShape) -> int:
+        """How many pairs of a unit and a micro-batch keep their activations."""
+        return round(self.kept_activations * len(shape.keepers) * shape.micro_batches)
+
+    def keeps(self, unit: int, micro_batch: int, shape: StepShape) -> bool:
+        """Whether a unit's activations of a micro-batch are kept: the last units', which the backward frees first."""
+        after = shape.keepers.stop - 1 - unit
+        return unit in shape.keepers and after * shape.micro_batches + micro_batch < self.kept_count(shape)
 
     def weights_resident(self, unit: int) -> bool:
         """Whether a unit's weights stay in host memory; those that do are spread evenly over the model."""

@@ -1,0 +1,104 @@
+"""What a layer's backward needs of its forward: the bytes that autograd saves, found without computing anything.
+
+The layer runs on tensors that have shapes and no memory (``FakeTensorMode``), so the answer is that of its own code.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from greedysnake.models.skeleton import Skeleton
+from greedysnake.plan.activations import BatchShape, layer_activation_bytes
+
+_MARGIN = 1.02
+"""Real tensors may be laid out with a little more memory than those without any."""
+
+
+def kept_unit_bytes(skeleton: Skeleton, batch: BatchShape) -> int:
+    """Most bytes that a decoder unit's activations of one micro-batch take while they are kept for the backward."""
+    layers = max(len(layers) for layers in skeleton.unit_layers)
+    return round(_MARGIN * layers * batch.rows * layer_kept_bytes(skeleton, batch.tokens))
+
+
+def layer_kept_bytes(skeleton: Skeleton, tokens: int) -> int:
+    """The same of a layer, for one sequence; from shapes alone where the layer's code cannot tell."""
+    saved = saved_layer_bytes(skeleton, tokens)
+    return layer_activation_bytes(skeleton, tokens) if saved is None else saved
+
+
+class _SeenEnoughError(Exception):
+    """Every kind of layer has been run."""
+
+
+def saved_layer_bytes(skeleton: Skeleton, tokens: int) -> int | None:
+    """Most bytes that any layer saves for the backward of one sequence of ``tokens``, weights left out.
+
+    None where the model's code cannot be run in this way.
+    """
+    kinds: dict[int, tuple[object, ...]] = {}
+    for unit, layers in enumerate(skeleton.unit_layers):
+        shapes = tuple((slot.shape, slot.dtype, slot.trainable) for slot in skeleton.layouts[unit].parameters)
+        kinds |= dict.fromkeys(layers, (len(layers), shapes))
+    left, found = set(kinds.values()), [0]
+
+    def run(index: int, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not left:
+            raise _SeenEnoughError
+        left.discard(kinds[index])
+        values, spec = tree_flatten((args, kwargs))
+        for i, value in enumerate(values):
+            if isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 3:
+                values[i] = value.detach().requires_grad_()
+                break
+        args, kwargs = tree_unflatten(values, spec)
+        seen: dict[int, Tensor] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            seen.setdefault(tensor.untyped_storage()._cdata, tensor)  # fake memory has no address
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), torch.enable_grad():
+            output = forward(*args, **kwargs)
+        found.append(sum(t.untyped_storage().nbytes() for key, t in seen.items() if key not in weights))
+        return output
+
+    model = skeleton.model
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), _instead(skeleton.structure.layers, run):
+            tensors = {
+                slot.name: torch.empty(slot.shape, dtype=slot.dtype, device="cpu").requires_grad_(slot.trainable)
+                for layout in skeleton.layouts
+                for slot in layout.parameters
+            }
+            weights = {tensor.untyped_storage()._cdata for tensor in tensors.values()}
+            for name, buffer in model.named_buffers():
+                tensors[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu")
+            inputs = torch.zeros(1, tokens, dtype=torch.long, device="cpu")
+            torch.func.functional_call(model, tensors, kwargs={"input_ids": inputs, "use_cache": False})
+    except _SeenEnoughError:
+        pass
+    except Exception:  # whatever code a model has: it is an estimate
+        return None
+    return max(found) or None
+
+
+@contextmanager
+def _instead(layers: Iterable[nn.Module], run: Callable[..., Any]) -> Iterator[None]:
+    """Have ``run(index, forward, args, kwargs)`` called instead of each layer's forward."""
+    layers = list(layers)
+    before = [layer.__dict__.get("forward") for layer in layers]
+    for index, layer in enumerate(layers):
+        own = type(layer).forward.__get__(layer)
+        layer.forward = lambda *args, index=index, own=own, **kwargs: run(index, own, args, kwargs)
+    try:
+        yield
+    finally:
+        for layer, forward in zip(layers, before, strict=True):
+            del layer.forward
+            if forward is not None:
+                layer.forward = forward
