@@ -10,8 +10,8 @@ import yaml
 from rich.console import Console
 
 from greedysnake.cli.app import main
+from greedysnake.cli.inputs import prepare_inputs
 from greedysnake.cli.preview import describe_preview, show_preview
-from greedysnake.cli.training import prepare_inputs
 from greedysnake.config import load_config
 from greedysnake.data import byte_tokenizer
 from greedysnake.engine.batches import target_tokens

@@ -189,6 +189,19 @@ def test_a_commit_whose_process_was_killed_before_it_was_sure_lasts_once_the_nex
         assert found_on(disk.after_failure(Random(seed)), folders) == possible[0]
 
 
+def test_a_store_in_folders_of_which_a_killed_process_made_some_lasts_with_its_first_commit():
+    folders = [Path("/disk0/runs/one")]
+    for seed in range(10):
+        disk, made = SimulatedDisk(), [EMPTY]
+        for folder in (Path("/disk0"), Path("/disk0/runs")):
+            disk.mkdir(folder)
+        disk = disk.after_kill()
+        store = new_store(disk, folders, 2)
+        work(store, EMPTY, [{"a"}], made)
+        store.close()
+        assert found_on(disk.after_failure(Random(seed)), folders) == made[0]
+
+
 def test_power_that_fails_while_a_store_without_a_commit_is_replaced_leaves_folders_that_can_be_used():
     folders, fail_at, problem = folders_of(3), 0, ""
     while problem is not None:

@@ -15,7 +15,7 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from greedysnake.cli.data import describe_data
-from greedysnake.cli.training import Inputs, prepare_inputs
+from greedysnake.cli.inputs import Inputs, prepare_inputs
 from greedysnake.config import RunConfig
 from greedysnake.data.rows import Row
 

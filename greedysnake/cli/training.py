@@ -3,28 +3,25 @@
 import shutil
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from rich.console import Console
-from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from greedysnake.cli.best import check_room, describe_best
-from greedysnake.cli.data import describe_data, load_run_data
+from greedysnake.cli.data import describe_data
 from greedysnake.cli.ending import SUMMARY_NAME, check_unfinished
 from greedysnake.cli.folder import make_last, writing
-from greedysnake.cli.length import describe_length, planned_steps
+from greedysnake.cli.inputs import Inputs, prepare_inputs
+from greedysnake.cli.length import describe_length
 from greedysnake.cli.loop import LOSS_BEFORE, METRICS_NAME, finish_run, train_steps
-from greedysnake.cli.model import config_from_settings, lora_of
 from greedysnake.cli.predicted import describe_prediction, write_plan
 from greedysnake.cli.record import RunRecord
 from greedysnake.cli.resuming import (
-    DATA,
     TOKENIZER_FOLDER,
     as_saved,
     check_same_data,
@@ -33,31 +30,17 @@ from greedysnake.cli.resuming import (
     resumed_config,
 )
 from greedysnake.cli.samples import SAMPLES_NAME, Sampler
+from greedysnake.cli.trainer import batch_shape, changeable_settings, learning_rate, make_trainer
 from greedysnake.config import RunConfig, dump_config
-from greedysnake.data import (
-    TokenBatches,
-    check_sequence_length,
-    check_vocabulary,
-    load_tokenizer,
-    token_id_bound,
-    use_chat_template,
-)
 from greedysnake.engine.loading import half_loaded
-from greedysnake.engine.opening import MODEL_FOLDER, config_of
+from greedysnake.engine.opening import MODEL_FOLDER
 from greedysnake.engine.trainer import Trainer
-from greedysnake.errors import ConfigError, DataError, GreedySnakeError, StorageError
-from greedysnake.models.hub import local_folder
-from greedysnake.models.layout import DEFAULT_CHUNK_ELEMENTS
-from greedysnake.models.resize import with_vocabulary
+from greedysnake.errors import ConfigError, GreedySnakeError, StorageError
 from greedysnake.models.skeleton import Skeleton
-from greedysnake.optim import AdamW, LearningRate
-from greedysnake.plan.activations import BatchShape
 from greedysnake.report.loggers import Loggers, missing_packages, open_loggers
 from greedysnake.report.metrics import cut_metrics, metrics_until, write_text_atomic
 from greedysnake.storage import FolderBudget
 from greedysnake.units import format_bytes
-
-T = TypeVar("T")
 
 ONE_SLOT = (
     "Snapshots: none while it runs, as engine.second_slot is false: a run that is killed or loses power has to begin "
@@ -72,19 +55,6 @@ class LoadingBrokenOff(KeyboardInterrupt):
 
     def __init__(self, run: Path) -> None:
         super().__init__(f"Interrupted while the model was being loaded. greedysnake resume {run} goes on with that.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Inputs:
-    """What a run is made from, checked against each other."""
-
-    model: str | Path | PretrainedConfig
-    tokenizer: PreTrainedTokenizerBase
-    batches: TokenBatches
-    mask_bytes: int
-    steps: int
-    """Of the whole run."""
-    vocab_size: int | None = None
 
 
 def run_training(config: RunConfig, console: Console) -> tuple[dict[str, Any], list[tuple[int, float]]]:
@@ -266,147 +236,6 @@ def _train(
         with suppress(StorageError) if failed else nullcontext(), writing(run):
             summary = finish_run(config, trainer, record, time.perf_counter() - start, steps=inputs.steps)
     return summary, record.evaluations
-
-
-def prepare_inputs(config: RunConfig, cache_dir: Path | None = None) -> Inputs:
-    """Model config, tokenizer and data, with every problem of the three in one message.
-
-    Tokens are kept in ``data.cache``, else in ``cache_dir``, else in the run's folder.
-    """
-    problems: list[str] = []
-
-    def attempt(make: Callable[[], T]) -> T | None:
-        try:
-            return make()
-        except GreedySnakeError as error:
-            problems.append(str(error))
-            return None
-
-    path, trusted = config.model.path, config.model.trust_remote_code
-    model = attempt(lambda: config_from_settings(config) if path is None else local_folder(path, with_code=trusted))
-    model_config = None if model is None else attempt(lambda: config_of(model, trust_remote_code=trusted))
-    source: str | Path | None = config.model.tokenizer or "bytes"
-    if path is not None and source == str(path):
-        source = None if model_config is None else str(model)  # one message on a folder that is missing
-    tokenizer = None if source is None else attempt(lambda: load_tokenizer(source))
-    template = config.data.chat_template
-    if tokenizer is not None and template is not None:
-        attempt(lambda: use_chat_template(tokenizer, template))
-    rows = None
-    if model_config is not None and tokenizer is not None and config.model.resize_embeddings:
-        rows = wanted_rows(config.model.resize_embeddings, tokenizer, model_config)
-        before = model_config
-        model_config = attempt(lambda: with_vocabulary(before, rows))
-    kind = (config.model.config or {}).get("model_type")
-    name = str(config.model.path) if config.model.path else f"the {kind} of model.config"
-    if model_config is not None:
-        text = model_config.get_text_config()
-        length = config.data.sequence_length
-        positions, vocabulary = getattr(text, "max_position_embeddings", None), text.vocab_size
-        attempt(lambda: check_sequence_length(length, positions, name))
-        if tokenizer is not None:
-            attempt(lambda: check_vocabulary(tokenizer, vocabulary, name))
-    paths = [config.data.train, *([config.data.evaluation] if config.data.evaluation else [])]
-    for path in (p for group in paths for p in (group if isinstance(group, list) else [group])):
-        if not Path(path).exists():
-            problems.append(f"data: {path} does not exist")
-    data = None
-    if not problems and tokenizer is not None and model_config is not None:
-        data = attempt(lambda: load_run_data(config, tokenizer, model_config, cache_dir))
-    steps = None if data is None else attempt(lambda: planned_steps(config, data.batches))
-    if problems or data is None or tokenizer is None or steps is None or model is None:
-        raise DataError("\n".join(problems)) if len(problems) == 1 else ConfigError("\n".join(problems))
-    return Inputs(
-        model=model,
-        tokenizer=tokenizer,
-        batches=data.batches,
-        mask_bytes=data.mask_bytes,
-        steps=steps,
-        vocab_size=rows,
-    )
-
-
-def wanted_rows(setting: bool | int, tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig) -> int:
-    """Rows that embedding and head are to have by ``model.resize_embeddings``; true never takes any away."""
-    if setting is True:
-        return max(token_id_bound(tokenizer), model_config.get_text_config().vocab_size)
-    return int(setting)
-
-
-def make_trainer(config: RunConfig, inputs: Inputs, progress: Callable[[int, int], None] | None = None) -> Trainer:
-    """The trainer that ``config`` describes; ``progress`` is told bytes of weights loaded so far and in all."""
-    return Trainer(
-        inputs.model,
-        config.storage_folders,
-        dtype=config.model.dtype,
-        seed=config.seed,
-        layers_per_unit=config.engine.layers_per_unit,
-        chunk_elements=config.engine.chunk_elements or DEFAULT_CHUNK_ELEMENTS,
-        second_slot=config.engine.second_slot,
-        freeze=tuple(config.training.freeze or ()),
-        lora=lora_of(config),
-        trust_remote_code=config.model.trust_remote_code,
-        batch=batch_shape(config, inputs),
-        notes={DATA: inputs.batches.fingerprint},
-        learning_rate=learning_rate(config, inputs.steps),
-        progress=progress,
-        vocab_size=inputs.vocab_size,
-        **changeable_settings(config),
-    )
-
-
-def batch_shape(config: RunConfig, inputs: Inputs) -> BatchShape:
-    """The sizes of a step's batch."""
-    return BatchShape(
-        micro_batches=config.training.micro_batches,
-        rows=config.training.micro_batch_size,
-        tokens=config.data.sequence_length,
-        mask_bytes=inputs.mask_bytes,
-    )
-
-
-def learning_rate(config: RunConfig, steps: int) -> LearningRate:
-    """The learning rate by step, in a run of so many."""
-    optimizer = config.optimizer
-    return LearningRate(
-        peak=optimizer.lr,
-        shape=optimizer.lr_schedule,
-        steps=steps,
-        warmup_steps=optimizer.warmup_steps,
-        min_ratio=optimizer.min_lr_ratio,
-    )
-
-
-def changeable_settings(config: RunConfig) -> dict[str, Any]:
-    """The trainer's settings that may be others when a run is resumed; so may its learning rate."""
-    optimizer, engine, training = config.optimizer, config.engine, config.training
-    return {
-        "optimizer": AdamW(
-            lr=optimizer.lr,
-            betas=optimizer.betas,
-            eps=optimizer.eps,
-            weight_decay=optimizer.weight_decay,
-            decay_norms_and_biases=optimizer.decay_norms_and_biases,
-            max_grad_norm=optimizer.max_grad_norm,
-        ),
-        "device": engine.device,
-        "host_memory": engine.host_memory,
-        "device_memory": engine.device_memory,
-        "hardware": engine.hardware,
-        "delayed_share": engine.delayed_share,
-        "schedule": engine.schedule,
-        "snake": engine.snake,
-        "overlap": engine.overlap,
-        "boundaries_on_device": engine.boundaries_on_device,
-        "boundaries_on_ssd": engine.boundaries_on_ssd,
-        "kept_activations": engine.kept_activations,
-        "gradients": None if engine.gradients == "auto" else engine.gradients,
-        "resident_weights": engine.resident_weights,
-        "resident_state": engine.resident_state,
-        "head_chunk_tokens": engine.head_chunk_tokens,
-        "snapshot_every": training.snapshot_every,
-        "max_skipped_steps": training.max_skipped_steps,
-    }
 
 
 def _describe_plan(trainer: Trainer, config: RunConfig) -> str:

@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 
-from greedysnake.errors import ModelError
+from greedysnake.errors import ModelError, StorageError
 from greedysnake.models.lora import base_name, merge_adapters, without_adapters, write_adapter
 from greedysnake.models.shards import INDEX_NAME, ShardWriter, TensorSize, index_of, plan_shards
 from greedysnake.models.skeleton import Skeleton, kept_in_float32
+from greedysnake.storage import System
+from greedysnake.storage.small_files import sync_folder, sync_tree
 from greedysnake.units import format_bytes
 
 DEFAULT_SHARD_BYTES = 5 * 2**30
@@ -116,7 +118,7 @@ def completed_folder(folder: Path, *, overwrite: bool) -> Iterator[Path]:
         partial.mkdir(parents=True)
         try:
             yield partial
-            _flush_files(partial)
+            _flush(partial, folder)
             _replace(folder, partial)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -264,13 +266,11 @@ def _runs(process: int) -> bool:
     return True
 
 
-def _flush_files(folder: Path) -> None:
-    for path in (*folder.rglob("*"), folder):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def _flush(partial: Path, folder: Path) -> None:
+    try:
+        sync_tree(System(), partial)
+    except StorageError as error:  # caught here alone, as reading the model raises it as well
+        raise ModelError(f"cannot write the model folder {folder}: {error}") from error
 
 
 def _replace(folder: Path, partial: Path) -> None:
@@ -284,11 +284,7 @@ def _replace(folder: Path, partial: Path) -> None:
         with suppress(OSError):
             replaced.rename(folder)
         raise
-    descriptor = os.open(folder.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(System(), folder.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 

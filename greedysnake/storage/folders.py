@@ -118,12 +118,11 @@ def make_folders(folders: Sequence[Path], system: System) -> list[Path]:
             for path in reversed(missing):
                 uninterrupted(system.mkdir, path)
                 made.append(path)
-            for path in missing:
-                _sync_parent(path, system)
-            for path in (folder, *folder.parents) if not missing else ():
-                if path != path.parent:  # what is there may have been made by a process that was killed before this
-                    with contextlib.suppress(OSError):
-                        _sync_parent(path, system)
+            for path in (folder, *folder.parents)[:-1]:  # the last has no name in another
+                # What is there may have been made by a process that was killed before it flushed this; what was made
+                # here may be in a folder that may be written to and not be read.
+                with contextlib.suppress(PermissionError if path in missing else OSError):
+                    sync_folder(system, path.parent)
             if not missing and not stat.S_ISDIR(uninterrupted(system.stat, folder).st_mode):
                 raise FileExistsError(0, "File exists")
         except OSError as error:
@@ -137,11 +136,6 @@ def unmake_folders(made: Sequence[Path], system: System) -> None:
     for folder in reversed(made):
         with contextlib.suppress(OSError):
             uninterrupted(system.rmdir, folder)
-
-
-def _sync_parent(folder: Path, system: System) -> None:
-    with contextlib.suppress(PermissionError):  # one that may be written to and not be read
-        sync_folder(system, folder.parent)
 
 
 def _exists(path: Path, system: System) -> bool:

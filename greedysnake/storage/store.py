@@ -7,9 +7,8 @@ extents have one slot and no promise. The store knows bytes by key and nothing o
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from greedysnake.errors import StorageError
 from greedysnake.storage.budget import FolderBudget, check_budget, disk_budget, store_bytes
+from greedysnake.storage.extents import Extents
 from greedysnake.storage.files import Transfer
 from greedysnake.storage.folders import (
     HeldFolders,
@@ -24,16 +24,16 @@ from greedysnake.storage.folders import (
     make_folders,
     unmake_folders,
 )
-from greedysnake.storage.geometry import STRIPE_BYTES, Geometry, arranged, place, weighted
+from greedysnake.storage.geometry import STRIPE_BYTES, Geometry, arranged, weighted
 from greedysnake.storage.identity import check_identities, read_first_manifest, write_identities
 from greedysnake.storage.manifest import Manifest
-from greedysnake.storage.names import FIXED_NAME, OWNER_FOLDER, SCRATCH_NAME, SLOT_NAMES
+from greedysnake.storage.names import OWNER_FOLDER
 from greedysnake.storage.rates import measured_geometry
-from greedysnake.storage.small_files import flush_folder, remove_file, remove_temporary, sync_tree
-from greedysnake.storage.striping import StripedFile, sync_all
+from greedysnake.storage.slots import Slots
+from greedysnake.storage.small_files import flush_folder, remove_temporary, sync_tree
 from greedysnake.storage.system import System
 from greedysnake.storage.vacancy import check_only_own, check_vacant, clear, give_up, give_up_locks
-from greedysnake.storage.verify import CommittedPiece, Damage, damages
+from greedysnake.storage.verify import Damage, damages
 
 
 class Store:
@@ -53,31 +53,10 @@ class Store:
         self.written_bytes = 0
         self._held = held  # let go by close(), or by whoever made the store if making it fails
         self._writable = writable
-        self._committed = manifest  # of a store without a commit: what its files hold from the beginning
         self._has_commit = not create
         self._failure: str | None = None
-        self._extents = dict(manifest.extents)
-        self._slots = dict(zip(self._extents, manifest.slots, strict=True))  # of the last commit
-        self._current = dict(self._slots)  # where the latest content is; the one thing that a reading thread looks at
-        self._written: dict[str, list[Future[int]]] = {}  # since then: pieces of each extent, which give checksums
-        self._scratch: dict[str, int] = {}
-        self._fixed = dict(manifest.fixed)
-        self._offsets = place(self._extents) | place(self._fixed)
-        self._fixed_file: StripedFile | None = None
-        self._scratch_file: StripedFile | None = None
-        self._files: list[StripedFile] = []
-        size = sum(self._extents.values())
-        try:
-            for name in SLOT_NAMES[: manifest.slot_count]:
-                self._files.append(held.striped_file(name, manifest.geometry, size, create=create, writable=writable))
-            if self._fixed:
-                size = sum(self._fixed.values())
-                self._fixed_file = held.striped_file(
-                    FIXED_NAME, manifest.geometry, size, create=create, writable=create
-                )
-        except BaseException:
-            self._close_files()
-            raise
+        self._slots = Slots(manifest)
+        self._extents = Extents(held, manifest, create=create, writable=writable)
 
     @classmethod
     def create(
@@ -136,7 +115,7 @@ class Store:
             manifest = Manifest.of_new_store(run=run, durable=durable, fixed=fixed, geometry=geometry, slots=slots)
             write_identities(paths, manifest, system)
             store = cls(held, manifest, create=True, writable=True)
-            undo.callback(store._close_files)
+            undo.callback(store._extents.close)
             store.reserve_scratch(scratch)
             for path in paths:
                 flush_folder(system, path)
@@ -173,7 +152,7 @@ class Store:
                     f"empty folder; a store with two slots keeps its last commit at any instant"
                 )
             store = cls(held, manifest, create=False, writable=writable)
-            undo.callback(store._close_files)
+            undo.callback(store._extents.close)
             if writable:
                 for path in paths:
                     remove_temporary(system, path)
@@ -194,26 +173,16 @@ class Store:
     @property
     def geometry(self) -> Geometry:
         """Which folder holds which bytes."""
-        return self._committed.geometry
+        return self._slots.committed.geometry
 
     @property
     def disk_bytes(self) -> int:
         """Bytes of disk that the files take."""
-        return store_bytes(self._extents, self._scratch, slots=self._committed.slot_count, fixed=self._fixed)
+        return self._extents.disk_bytes
 
     def disk_use(self) -> list[FolderBudget]:
         """Bytes that the files take in each folder, and what is left there."""
-        committed = self._committed
-        use = disk_budget(
-            self.folders,
-            self._extents,
-            self._scratch,
-            slots=committed.slot_count,
-            fixed=self._fixed,
-            geometry=committed.geometry,
-            system=self._held.system,
-        )
-        return [replace(one, left=one.free) for one in use]  # all of it has been reserved
+        return self._extents.disk_use()
 
     def reserve_scratch(self, scratch: Mapping[str, int]) -> None:
         """Replace the scratch extents; what they held is lost.
@@ -222,32 +191,14 @@ class Store:
             StorageError: the disk is too small; the store has no scratch extents then.
         """
         self._check_writable()
-        geometry = self.geometry
-        scratch = arranged(scratch, geometry.stripe_bytes)
-        if twice := scratch.keys() & (self._extents.keys() | self._fixed.keys()):
-            raise ValueError(f"extents {sorted(twice)} are both durable and scratch")
-        if self._scratch_file is not None:
-            self._scratch_file.close()
-            self._scratch_file = None
-        for key in self._scratch:
-            del self._offsets[key]
-        self._scratch = {}
-        for folder in self.folders:
-            remove_file(self._held.system, folder / SCRATCH_NAME)
-        check_budget(disk_budget(self.folders, {}, scratch, geometry=geometry, system=self._held.system))
-        self._scratch_file = self._held.striped_file(
-            SCRATCH_NAME, geometry, sum(scratch.values()), create=True, writable=True
-        )
-        self._scratch = dict(scratch)
-        self._offsets |= place(scratch)
+        self._extents.replace_scratch(scratch)
 
     # Bytes in and out
 
     def read(self, key: str, into: Tensor, offset: int = 0) -> Transfer:
         """Start filling ``into`` (uint8, page-aligned, whole blocks) from ``offset`` bytes into an extent."""
-        file = self._file(key, self._current.get(key))
-        self._check_range(key, offset, into.numel())
-        start = self._offsets[key] + offset
+        file = self._extents.file(key, self._slots.latest(key))
+        start = self._extents.start(key, offset, into.numel())
         file.check([into], start)
         self.read_bytes += into.numel()
         return Transfer(file.read(into, start))
@@ -261,53 +212,28 @@ class Store:
         Raises:
             StorageError: a write or commit failed before.
         """
-        fixed = key in self._fixed
-        durable = key in self._extents or fixed
-        file = self._file(key, self._slot_to_write(key) if key in self._extents else None)
+        fixed = key in self._extents.fixed
+        durable = key in self._extents.durable or fixed
+        file = self._extents.file(key, self._slots.to_write(key))
         self._check_writable()
         if fixed and self._has_commit:
             raise ValueError(f"{key!r} is fixed: the store has a commit, so it is only read")
         count = sum(part.numel() for part in parts)
-        if durable and count != self._size(key):
-            raise ValueError(f"{key!r} is written whole: it has {self._size(key)} bytes, got {count}")
-        self._check_range(key, 0, count)
-        start = self._offsets[key]
+        if durable and count != self._extents.size(key):
+            raise ValueError(f"{key!r} is written whole: it has {self._extents.size(key)} bytes, got {count}")
+        start = self._extents.start(key, 0, count)
         file.check(parts, start)
         if durable:
             self._check_sound()
             self._mark_dirty()
-            wait(self._written.get(key, ()))  # two writes of one place at once would leave either's bytes
+            self._slots.wait_for(key)  # two writes of one place at once would leave either's bytes
         pieces = file.write(parts, start, checksum=durable)
         self.written_bytes += count
         if durable:
-            self._written[key] = pieces
-            if not fixed:
-                self._current[key] = self._slot_to_write(key)
+            self._slots.note_write(key, pieces)
             for piece in pieces:
                 piece.add_done_callback(self._note_failure)
         return Transfer(pieces)
-
-    def _slot_to_write(self, key: str) -> int:
-        return 0 if self._committed.slot_count == 1 else 1 - self._slots[key]
-
-    def _file(self, key: str, slot: int | None) -> StripedFile:
-        """The file of a durable extent's slot, of a fixed or of a scratch extent."""
-        if key not in self._offsets:
-            raise ValueError(f"the store has no extent {key!r}")
-        if slot is not None:
-            return self._files[slot]
-        file = self._fixed_file if key in self._fixed else self._scratch_file
-        assert file is not None
-        return file
-
-    def _size(self, key: str) -> int:
-        """Bytes of an extent."""
-        return next(extents[key] for extents in (self._extents, self._fixed, self._scratch) if key in extents)
-
-    def _check_range(self, key: str, offset: int, count: int) -> None:
-        size = self._size(key)
-        if offset < 0 or offset + count > size:
-            raise ValueError(f"bytes {offset} to {offset + count} are outside extent {key!r} of {size} bytes")
 
     def _check_writable(self) -> None:
         if not self._writable:
@@ -322,17 +248,16 @@ class Store:
             StorageError: the store has one slot, so what was there is gone.
         """
         keys = list(keys)
-        if unknown := [key for key in keys if key not in self._extents]:
+        if unknown := [key for key in keys if key not in self._extents.durable]:
             raise ValueError(f"the store has no durable extents {unknown}")
-        written = [key for key in keys if key in self._written]
-        if written and self._committed.slot_count == 1:
+        written = self._slots.written(keys)
+        if written and self._slots.single:
             raise StorageError(
                 f"the store in {self.folders[0]} has one slot, so what was written to {written[0]!r} since the last "
                 f"commit cannot be taken back"
             )
         for key in written:
-            wait(self._written.pop(key))
-            self._current[key] = self._slots[key]
+            self._slots.revert(key)
 
     def commit(self, contents: dict[str, Any]) -> None:
         """Make everything written so far the state that survives a crash; it waits for transfers under way.
@@ -346,23 +271,19 @@ class Store:
                 damage it.
         """
         self._check_writable()
-        for pieces in self._written.values():
-            wait(pieces)
+        self._slots.wait_for_all()
         self._check_sound()
-        manifest = self._next_manifest(contents)
+        manifest = self._slots.next_commit(contents)
         try:
             if not self._has_commit:
                 sync_tree(self._held.system, self.folders[0] / OWNER_FOLDER)
-            changed = [] if self._has_commit or self._fixed_file is None else [self._fixed_file]
-            sync_all([*self._files, *changed])
+            self._extents.sync(fixed=not self._has_commit)
             manifest.write(self.folders[0], self._held.system)
         except StorageError as error:
             self._failure = f"a commit failed: {error}"
             raise
-        self._committed = manifest
+        self._slots.note_commit(manifest)
         self._has_commit = True
-        self._slots = dict(zip(self._extents, manifest.slots, strict=True))
-        self._written = {}
 
     def sync_owner_files(self) -> None:
         """Make what the store's owner has put beside the first folder's files last; the first commit does so itself.
@@ -373,37 +294,18 @@ class Store:
         if self._has_commit:
             sync_tree(self._held.system, self.folders[0] / OWNER_FOLDER)
 
-    def _next_manifest(self, contents: dict[str, Any]) -> Manifest:
-        """What is committed next, with the checksums of all that was written."""
-        slots, checksums = [], []
-        for key, kept in zip(self._extents, self._committed.checksums, strict=True):
-            written = self._written.get(key)
-            slots.append(self._slots[key] if written is None else self._slot_to_write(key))
-            checksums.append(kept if written is None else [piece.result() for piece in written])
-        fixed = [
-            kept if key not in self._written else [piece.result() for piece in self._written[key]]
-            for key, kept in zip(self._fixed, self._committed.fixed_checksums, strict=True)
-        ]
-        update = {
-            "slots": slots,
-            "checksums": checksums,
-            "fixed_checksums": fixed,
-            "contents": contents,
-            "dirty": False,
-        }
-        return self._committed.model_copy(update=update)
-
     def _mark_dirty(self) -> None:
         """Before the only copy of a commit is written over: make sure that nobody believes it any more."""
-        if self._committed.slot_count == 2 or not self._has_commit or self._committed.dirty:
+        committed = self._slots.committed
+        if not self._slots.single or not self._has_commit or committed.dirty:
             return
-        manifest = self._committed.model_copy(update={"dirty": True})
+        manifest = committed.model_copy(update={"dirty": True})
         try:
             manifest.write(self.folders[0], self._held.system)
         except StorageError as error:
             self._failure = f"a write failed: {error}"
             raise
-        self._committed = manifest
+        self._slots.committed = manifest
 
     def _note_failure(self, piece: Future[int]) -> None:
         """Called on a writer's thread: what the extent holds is not known any more, so it is never committed."""
@@ -431,41 +333,15 @@ class Store:
         Raises:
             StorageError: the store has one slot and was written to since the last commit.
         """
-        if self._committed.slot_count == 1 and self._written:
+        if self._slots.single and self._slots.written():
             raise StorageError(
                 f"the store in {self.folders[0]} has one slot and was written to since its last commit, so there is "
                 f"nothing to verify until the next"
             )
-        committed = self._committed
-        extents = [
-            (key, self._files[slot], checksums)
-            for key, slot, checksums in zip(self._extents, committed.slots, committed.checksums, strict=True)
-        ]
-        extents += [
-            (key, self._file(key, None), checksums)
-            for key, checksums in zip(self._fixed, committed.fixed_checksums, strict=True)
-        ]
-        pieces = [
-            CommittedPiece(
-                key=key,
-                file=file.files[piece.folder],
-                offset=piece.offset,
-                length=piece.length,
-                checksum=checksum,
-            )
-            for key, file, checksums in extents
-            if keys is None or key in keys
-            for piece, checksum in zip(file.pieces(self._offsets[key], self._size(key)), checksums, strict=True)
-        ]
+        pieces = self._extents.committed_pieces(self._slots.committed, keys)
         return damages(pieces, progress)
 
     def close(self) -> None:
         """Wait for transfers, close the files and free the folders; what is not committed is lost."""
-        self._close_files()
+        self._extents.close()
         self._held.release()
-
-    def _close_files(self) -> None:
-        self._held.stop()
-        for file in (*self._files, self._fixed_file, self._scratch_file):
-            if file is not None:
-                file.close()

@@ -1,0 +1,1 @@
+"""The commands: each a typed function, of which its arguments, options and help are made."""
