@@ -15,7 +15,7 @@ from small_run import run_well
 
 from greedysnake.bench.cells import Cell, Measured, Method, Outcome, Setting, StepNumbers
 from greedysnake.bench.check import unchecked, wrong_cells
-from greedysnake.bench.estimate import Estimator, paced
+from greedysnake.bench.estimate import Estimator
 from greedysnake.bench.limits import GroupV1, GroupV2, Limits, LimitsError, disk_of, open_box
 from greedysnake.bench.matrix import cells_of, settings_of
 from greedysnake.bench.models import PRESETS, bench_config
@@ -29,7 +29,7 @@ from greedysnake.bench.table import markdown, table_lines
 from greedysnake.cli.app import main
 from greedysnake.engine.settings import TrainerSettings
 from greedysnake.errors import ConfigError
-from greedysnake.plan.hardware import load_hardware
+from greedysnake.plan.hardware import load_hardware, paced
 
 RAN = ("greedysnake", "horizontal", "torch")
 MIB = 2**20
@@ -78,6 +78,16 @@ def test_the_systems_train_the_same(measured):
     plans = {name: outcomes[name]["details"]["plan"] for name in RAN[:2]}
     assert plans["greedysnake"]["choices"]["resident_state"] == 1
     assert not list((measured / "store" / "greedysnake-bench").glob("store*"))  # removed
+
+
+def test_it_plans_with_the_machines_figures_within_the_limits(tmp_path):
+    arguments = command(tmp_path, "greedysnake", "horizontal")
+    run_well(*arguments, "--hardware", "laptop-cpu-24gb")
+    found = read(tmp_path)
+    assert found["method"]["hardware"] == "laptop-cpu-24gb"
+    reasons = {one["cell"]["system"]: one["outcome"]["details"]["plan"]["reasons"] for one in found["measured"]}
+    assert any("from the figures of laptop-cpu-24gb" in reason for reason in reasons["greedysnake"])
+    assert not any("from the figures of" in reason for reason in reasons["horizontal"])
 
 
 def test_it_leaves_a_table_and_a_picture(measured):

@@ -24,6 +24,7 @@ class Method(Data):
         max_grad_norm: norm to which gradients are limited; None: not at all.
         threads: of computation.
         second_slot: whether GreedySnake's store has room for snapshots beside what is written.
+        hardware: the machine's figures that GreedySnake plans with, a file or a profile's name; None: by a rule.
     """
 
     steps: int = Field(default=3, ge=1)
@@ -35,6 +36,7 @@ class Method(Data):
     max_grad_norm: float | None = 1.0
     threads: int = Field(default=1, ge=1)
     second_slot: bool = True
+    hardware: str | None = None
 
 
 class Setting(Data):

@@ -8,7 +8,7 @@ from greedysnake.bench.models import bench_config
 from greedysnake.bench.systems import System
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.given import simulate_given
-from greedysnake.plan.hardware import Hardware
+from greedysnake.plan.hardware import Hardware, paced
 from greedysnake.plan.query import PlanQuery
 from greedysnake.plan.step_costs import unit_seconds
 from greedysnake.plan.workload import describe_model
@@ -72,15 +72,3 @@ class Estimator:
             schedule=system.order,
         )
         return simulate_given(query).step.seconds
-
-
-def paced(hardware: Hardware, rate: int | None) -> Hardware:
-    """The machine with disks that are no faster than ``rate``, in bytes a second."""
-    if rate is None:
-        return hardware
-    names = ("read", "write", "mixed_read", "mixed_write")
-    disks = tuple(
-        disk.model_copy(update={name: min(getattr(disk, name), float(rate)) for name in names})
-        for disk in hardware.disks
-    )
-    return hardware.model_copy(update={"disks": disks, "together": None})

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import greedysnake
-from greedysnake.bench.cells import Cell, Method, Outcome, StepNumbers
+from greedysnake.bench.cells import Cell, Method, Outcome, Setting, StepNumbers
 from greedysnake.bench.install_peer import peer_environment
 from greedysnake.bench.limits import Box, Limits, open_box, swap_free_bytes
 from greedysnake.bench.models import bench_config, write_first_weights
 from greedysnake.bench.runner import Job
 from greedysnake.bench.systems import System
 from greedysnake.errors import ConfigError, StorageError
+from greedysnake.plan.hardware import Hardware, paced
 from greedysnake.storage import System as SystemCalls
 from greedysnake.storage.locks import FolderLock
 
@@ -39,12 +40,14 @@ class Place:
         storage: folder on the disk that is measured with; all that is written there lies in one folder of its own.
         logs: folder for what the processes print.
         zero_infinity: virtual environment with DeepSpeed, or None.
+        hardware: the machine's measured figures, for systems that plan with them; None: they go by a rule.
         seconds: after which a process is ended.
     """
 
     storage: Path
     logs: Path
     zero_infinity: Path | None = None
+    hardware: Hardware | None = None
     seconds: float = 3600.0
 
     @property
@@ -111,7 +114,7 @@ def measure_cell(
         max_grad_norm=method.max_grad_norm,
         threads=method.threads,
         second_slot=method.second_slot,
-        settings=dict(system.settings),
+        settings={**system.settings, **_figures(system, place, setting)},
     )
     job = replace(job, **system.changes)
     limits = Limits(memory=setting.memory, disk=setting.disk, swap=system.swap, folder=place.storage)
@@ -123,6 +126,13 @@ def measure_cell(
             return _run(command, environment, box, place.seconds, log=log, progress=progress)
     finally:
         shutil.rmtree(store, ignore_errors=True)
+
+
+def _figures(system: System, place: Place, setting: Setting) -> dict[str, Any]:
+    """The machine's figures within the limits, as JSON, for a system that plans with them."""
+    if place.hardware is None or not system.plans:
+        return {}
+    return {"hardware": paced(place.hardware, setting.disk).model_dump(mode="json", exclude_none=True)}
 
 
 def impossible(system: System, place: Place) -> str | None:

@@ -11,6 +11,7 @@ def main() -> None:
     from greedysnake import AdamW, Trainer
     from greedysnake.errors import GreedySnakeError
     from greedysnake.plan.activations import BatchShape
+    from greedysnake.plan.hardware import Hardware
 
     torch.set_num_threads(job.threads)
     optimizer = AdamW(
@@ -21,6 +22,9 @@ def main() -> None:
         decay_norms_and_biases=True,
         max_grad_norm=job.max_grad_norm,
     )
+    settings = dict(job.settings)
+    if "hardware" in settings:
+        settings["hardware"] = Hardware.model_validate(settings["hardware"])
     try:
         trainer = Trainer(
             job.model,
@@ -29,7 +33,7 @@ def main() -> None:
             batch=BatchShape(micro_batches=job.micro_batches, rows=job.rows, tokens=job.tokens),
             second_slot=job.second_slot,
             seed=job.seed,
-            **job.settings,
+            **settings,
         )
     except GreedySnakeError as error:
         report.line("refused", why=str(error))

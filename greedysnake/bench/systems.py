@@ -26,6 +26,7 @@ class System:
         own_environment: whether it runs in the virtual environment that ``--zero-infinity`` names.
         swap: whether it may use the machine's swap.
         cannot: why it is not measured, if it never is.
+        plans: whether it can be given the machine's figures to plan with.
         order: the planner's word for its schedule, to estimate its time.
     """
 
@@ -36,11 +37,12 @@ class System:
     own_environment: bool = False
     swap: bool = False
     cannot: str | None = None
+    plans: bool = False
     order: str = "vertical"
 
 
 def _ours(name: str, settings: Mapping[str, Any], **more: Any) -> System:
-    return System(name=name, module="greedysnake.bench.run_greedysnake", settings=settings, **more)
+    return System(name=name, module="greedysnake.bench.run_greedysnake", settings=settings, plans=True, **more)
 
 
 _ZERO = "greedysnake.bench.run_zero_infinity"
@@ -94,6 +96,7 @@ def ablations(base: str, *, clipping: bool) -> list[System]:
         waiting = {"max_grad_norm": NEVER}
         found.append(without("optimizer overlap", {"delayed_share": 0.0}, changes=waiting))
     found.append(without("any overlap", {"overlap": False}))
+    found.append(without("kept activations", {"kept_activations": 0.0}))
     if resident:
         found.append(without("resident weights", {"resident_weights": 0.0}))
         found.append(without("resident state", {"resident_state": 0.0}))

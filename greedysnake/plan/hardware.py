@@ -217,3 +217,15 @@ def save_hardware(hardware: Hardware, path: Path) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def paced(hardware: Hardware, rate: int | None) -> Hardware:
+    """The machine with disks that are no faster than ``rate``, in bytes a second."""
+    if rate is None:
+        return hardware
+    names = ("read", "write", "mixed_read", "mixed_write")
+    disks = tuple(
+        disk.model_copy(update={name: min(getattr(disk, name), float(rate)) for name in names})
+        for disk in hardware.disks
+    )
+    return hardware.model_copy(update={"disks": disks, "together": None})

@@ -107,6 +107,7 @@ def bench(
     from greedysnake.bench.cells import Method
     from greedysnake.bench.measure import Place
     from greedysnake.cli.benching import DEFAULT_MACHINE, Question, run_bench
+    from greedysnake.plan.hardware import load_hardware
 
     method = Method(
         steps=steps,
@@ -117,9 +118,11 @@ def bench(
         max_grad_norm=1.0 if clipping else None,
         threads=threads or len(os.sched_getaffinity(0)),
         second_slot=second_slot,
+        hardware=hardware,
     )
     logs = out.with_name(f"{out.stem}-logs")
-    place = Place(storage=storage, logs=logs, zero_infinity=zero_infinity, seconds=timeout)
+    figures = None if hardware is None else load_hardware(hardware)
+    place = Place(storage=storage, logs=logs, zero_infinity=zero_infinity, hardware=figures, seconds=timeout)
     question = Question(
         models=model or ["0.37b"],
         micro_batches=micro_batches or [4],
