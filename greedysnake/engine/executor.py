@@ -112,7 +112,7 @@ class Executor:
             if operation.resource not in only:
                 return None
             if self._heap is not None and operation.resource == Resource.COMPUTE:
-                self._heap.make(operation.kind)
+                self._heap.make(operation)
             return self._handlers[operation.kind](operation, work)
 
         run = QueueRun(

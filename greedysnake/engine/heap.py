@@ -9,7 +9,7 @@ threshold of 1 MiB they took a fifth of a step of a model of 0.1 B parameters.)
 import ctypes
 
 from greedysnake.plan.host import process_bytes
-from greedysnake.schedule import Kind
+from greedysnake.schedule import Kind, Operation
 
 _COMPUTING = frozenset({Kind.FORWARD, Kind.HEAD, Kind.LOSS, Kind.BACKWARD})
 
@@ -19,20 +19,23 @@ class HeapRoom:
 
     Args:
         planned: bytes of host memory that the whole process is planned to take.
-        head: bytes of them that the head takes while it computes, beside buffers and boundaries.
+        computation: the part of them that torch takes while it computes; most of it, as a rule, for logits or for the gradient of
+            embedding or head.
     """
 
-    def __init__(self, planned: int, head: int) -> None:
+    def __init__(self, planned: int, computation: int) -> None:
         self._planned = planned
-        self._head = head
-        self._last: Kind | None = None
+        self._computation = computation
+        self._last: tuple[Kind, bool] | None = None
 
-    def make(self, kind: Kind) -> None:
+    def make(self, operation: Operation) -> None:
         """Before an operation: see that there is room for what it needs and the last one cannot have left."""
-        if kind not in _COMPUTING:
+        if operation.kind not in _COMPUTING:
             return
-        needed = self._head if kind == Kind.HEAD and self._last != Kind.HEAD else 0
-        self._last = kind
+        work = (operation.kind, operation.unit == 0)
+        large = operation.kind in (Kind.HEAD, Kind.LOSS) or work == (Kind.BACKWARD, True)
+        needed = self._computation if large and work != self._last else 0
+        self._last = work
         if process_bytes() + needed > self._planned:
             trim_heap()
 
