@@ -24,7 +24,8 @@ full = process_bytes()
 del blocks
 seen = [full, process_bytes()]
 room = HeapRoom(planned=full, computation=64 * 2**20)
-for kind, unit in ((Kind.FORWARD, 1), (Kind.BACKWARD, 1), (Kind.ZERO_GRADIENT, 0), (Kind(sys.argv[1]), int(sys.argv[2]))):
+large = (Kind(sys.argv[1]), int(sys.argv[2]))
+for kind, unit in ((Kind.FORWARD, 1), (Kind.BACKWARD, 1), (Kind.ZERO_GRADIENT, 0), large):
     room.make(Operation(index=0, kind=kind, resource=Resource.COMPUTE, unit=unit))
     seen.append(process_bytes())
 print(*seen)

@@ -44,7 +44,8 @@ def test_everything_fits_where_it_comes_and_nothing_is_spare(shape, choices, nam
         for slot, size in enumerate(fitted[pool].slot_bytes):
             assert size == (max(1, moved[Buffer(pool, slot)]) if Buffer(pool, slot) in used else 0)
     for pool in pools:
-        assert all(0 <= size <= max(1, most) for size, most in zip(fitted[pool].slot_bytes, pools[pool].slot_bytes))
+        sizes = zip(fitted[pool].slot_bytes, pools[pool].slot_bytes, strict=True)
+        assert all(0 <= size <= max(1, most) for size, most in sizes)
 
 
 def test_a_slot_that_only_decoder_units_use_has_their_size():

@@ -19,7 +19,7 @@ class HeapRoom:
 
     Args:
         planned: bytes of host memory that the whole process is planned to take.
-        computation: the part of them that torch takes while it computes; most of it, as a rule, for logits or for the gradient of
+        computation: the part of them that torch takes while it computes: as a rule for logits, or for the gradient of
             embedding or head.
     """
 
