@@ -170,7 +170,7 @@ def paused_bytes(skeleton: Skeleton, batch: BatchShape, chunk_tokens: int | None
     tokens = min(batch.rows * batch.tokens, chunk_tokens or batch.rows * batch.tokens)
     logits = 4 * tokens * int(skeleton.model.config.get_text_config().vocab_size)
     kept = logits if logits <= 32 * 2**20 else 0
-    return batch.micro_batches * (16 * 2**20 + kept + batch.mask_bytes)
+    return 16 * 2**20 + batch.micro_batches * (6 * 2**20 + kept + batch.mask_bytes)
 
 
 def _head_gradient(skeleton: Skeleton) -> int:
