@@ -13,6 +13,7 @@ from torch import Tensor
 from greedysnake.engine.buffers import Buffers
 from greedysnake.engine.devices import Device, bytes_of
 from greedysnake.engine.endings import ContentEndings
+from greedysnake.engine.heap import HeapRoom
 from greedysnake.engine.queues import QueueRun
 from greedysnake.engine.unit_store import (
     boundary_key,
@@ -41,6 +42,7 @@ class Executor:
         updater: the optimizer.
         choices: what the schedules were built with.
         device: where computation runs.
+        heap: keeps what computation has freed from adding to what it needs; None: not here.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Executor:
         updater: ChunkUpdater,
         choices: Choices,
         device: Device,
+        heap: HeapRoom | None = None,
     ) -> None:
         self._model = model
         self._skeleton = model.skeleton
@@ -60,6 +63,7 @@ class Executor:
         self._updater = updater
         self._choices = choices
         self._device = device
+        self._heap = heap
         self._handlers: dict[Kind, Callable[[Operation, StepWork], Transfer | None]] = {
             Kind.LOAD_WEIGHTS: self._load_weights,
             Kind.COPY_WEIGHTS: self._copy_weights,
@@ -105,7 +109,11 @@ class Executor:
         threads = torch.get_num_threads()
 
         def perform(operation: Operation) -> Transfer | None:
-            return self._handlers[operation.kind](operation, work) if operation.resource in only else None
+            if operation.resource not in only:
+                return None
+            if self._heap is not None and operation.resource == Resource.COMPUTE:
+                self._heap.make(operation)
+            return self._handlers[operation.kind](operation, work)
 
         run = QueueRun(
             schedule.operations if self._choices.overlap else _one_by_one(schedule.operations),

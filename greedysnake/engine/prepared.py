@@ -5,13 +5,22 @@ from collections.abc import Callable, Mapping
 from greedysnake.engine.buffers import Buffers
 from greedysnake.engine.devices import Device
 from greedysnake.engine.executor import Executor
+from greedysnake.engine.heap import HeapRoom
 from greedysnake.engine.unit_store import scratch_extents, state_key, weights_key
 from greedysnake.models.skeleton import Skeleton
 from greedysnake.models.streaming import StreamedModel
 from greedysnake.optim import AdamW, ChunkUpdater
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.placement import Plan
-from greedysnake.schedule import Schedule, StepShape, build_evaluation, build_flush, check_schedule
+from greedysnake.schedule import (
+    Schedule,
+    ScheduleError,
+    StepShape,
+    build_evaluation,
+    build_flush,
+    check_schedule,
+    slot_extents,
+)
 from greedysnake.storage import Store
 
 
@@ -33,14 +42,16 @@ class PreparedPlan:
     def __init__(self, plan: Plan, model: StreamedModel, store: Store, *, optimizer: AdamW, device: Device) -> None:
         self.plan = plan
         self._schedules: dict[str, Schedule] = {}
+        self._pools = plan.fitted_pools()
         layouts = model.skeleton.layouts
         self.executor = Executor(
             model=model,
             store=store,
-            buffers=Buffers(plan.build(pending=True).pools, device),
+            buffers=Buffers(self._pools, device),
             updater=ChunkUpdater(optimizer, max(chunk.elements for layout in layouts for chunk in layout.chunks)),
             choices=plan.choices,
             device=device,
+            heap=None if device.separate else HeapRoom(sum(plan.host_bytes.values()), plan.host_bytes["computation"]),
         )
         self.executor.fill_residents()
 
@@ -72,8 +83,12 @@ class PreparedPlan:
 
     def _once(self, name: str, build: Callable[[], Schedule]) -> Schedule:
         if name not in self._schedules:
-            self._schedules[name] = build()
-            check_schedule(self._schedules[name])
+            self._schedules[name] = built = build()
+            check_schedule(built)
+            for buffer, size in slot_extents([built], self.plan.shape).items():
+                reserved = self._pools[buffer.pool].slot_bytes[buffer.slot]
+                if size > reserved:
+                    raise ScheduleError(f"{name} needs {size} bytes of {buffer}, and {reserved} are reserved")
         return self._schedules[name]
 
     def leaves_delayed(self) -> bool:

@@ -25,7 +25,19 @@ from greedysnake.plan.prediction import Prediction, predict
 from greedysnake.plan.request import PlanRequest
 from greedysnake.plan.slots import NARROW, with_slots
 from greedysnake.plan.wishes import Wish, host_budget, started_process_bytes, wish_for
-from greedysnake.schedule import BUILDERS, Choices, Schedule, StepShape, Tier, step_pools
+from greedysnake.schedule import (
+    BUILDERS,
+    Choices,
+    Pool,
+    Schedule,
+    StepShape,
+    Tier,
+    build_evaluation,
+    build_flush,
+    fit_pools,
+    slot_extents,
+    step_pools,
+)
 from greedysnake.units import format_bytes
 
 _SHARE_STEPS = 20  # shares are multiples of a twentieth
@@ -69,6 +81,12 @@ class Plan:
     def build(self, *, pending: bool, snapshot: bool = False) -> Schedule:
         """The schedule of a step; ``pending`` and ``snapshot`` as the builders have it."""
         return BUILDERS[self.schedule](self.shape, self.choices, pending=pending, snapshot=snapshot)
+
+    def fitted_pools(self) -> dict[str, Pool]:
+        """The memory of all the run's schedules, each slot as large as what any of them brings into it."""
+        steps = [self.build(pending=pending) for pending in (True, False)]  # a snapshot fills no slots
+        others = [build_flush(self.shape, self.choices), build_evaluation(self.shape, self.choices)]
+        return fit_pools(steps[0].pools, slot_extents([*steps, *others], self.shape))
 
     def as_json(self) -> dict[str, Any]:
         """The plan for ``plan.json``."""
@@ -179,11 +197,21 @@ def make_plan(skeleton: Skeleton, batch: BatchShape, request: PlanRequest, wish:
         tried.append(_with_boundaries(plan, plan_with, request, found))
         if tried[-1].fits_device() and tried[-1].fits_host():
             kept = _with_kept(tried[-1], plan_with, request, found)
-            return _predicted(_with_residents(kept, plan_with, request, found), skeleton, request)
+            return _predicted(_fitted(_with_residents(kept, plan_with, request, found)), skeleton, request)
     on_device = [plan for plan in tried if plan.fits_device()]
     if not on_device:
         raise _too_small(min(tried, key=lambda plan: sum(plan.device_bytes.values())), "device")
     raise _too_small(min(on_device, key=lambda plan: sum(plan.host_bytes.values())), "host")
+
+
+def _fitted(plan: Plan) -> Plan:
+    """The plan with the bytes that its schedules' pools really take, which may be fewer than it was chosen by."""
+    host, device = dict(plan.host_bytes), dict(plan.device_bytes)
+    for name, pool in plan.fitted_pools().items():
+        needs = host if pool.tier == Tier.HOST else device
+        if pool.tier != Tier.SSD and name in needs:
+            needs[name] = pool.bytes
+    return replace(plan, host_bytes=host, device_bytes=device)
 
 
 def _predicted(plan: Plan, skeleton: Skeleton, request: PlanRequest) -> Plan:

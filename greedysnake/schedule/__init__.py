@@ -8,6 +8,7 @@ from greedysnake.schedule.builders import (
     build_vertical,
     step_pools,
 )
+from greedysnake.schedule.extents import fit_pools, slot_extents
 from greedysnake.schedule.lives import Life, content_lives
 from greedysnake.schedule.operations import Buffer, Kind, Operation, Pool, Resource, Schedule, Tier
 from greedysnake.schedule.shape import Choices, ChunkShape, StepShape, UnitShape
@@ -35,5 +36,7 @@ __all__ = [
     "build_vertical",
     "check_schedule",
     "content_lives",
+    "fit_pools",
+    "slot_extents",
     "step_pools",
 ]
