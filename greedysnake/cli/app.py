@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from greedysnake import __version__
 from greedysnake.errors import GreedySnakeError
+from greedysnake.plan.collecting import without_collecting
 
 app = typer.Typer(
     name="greedysnake",
@@ -316,9 +317,6 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print the forecast as JSON, and nothing else.")] = False,
 ) -> None:
     """Predict a run before it starts: speed, memory, disk, days, and what limits it."""
-    from greedysnake.cli.planning import parse_count, print_forecast, run_plan
-
-    budget = None if tokens is None else parse_count(tokens)
     fixed = {
         "sequences": sequences,
         "micro_batches": micro_batches,
@@ -327,7 +325,11 @@ def plan(
         "layers_per_unit": layers_per_unit,
         "clipping": clipping,
     }
-    found = run_plan(model, machine=hardware, fixed=fixed, overrides=overrides or [], picture=roofline)
+    with without_collecting():  # from the loading of libraries on
+        from greedysnake.cli.planning import parse_count, print_forecast, run_plan
+
+        budget = None if tokens is None else parse_count(tokens)
+        found = run_plan(model, machine=hardware, fixed=fixed, overrides=overrides or [], picture=roofline)
     if as_json:
         typer.echo(json.dumps(found.as_json(budget)))
         return

@@ -1,6 +1,7 @@
 """The pieces that every schedule is put together from: weights that come and go, gradients, updates."""
 
 from collections.abc import Iterable
+
 from greedysnake.schedule.operations import Buffer, Kind, Resource, Schedule, Tier
 from greedysnake.schedule.pools import make_pools
 from greedysnake.schedule.shape import Choices, StepShape
