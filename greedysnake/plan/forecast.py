@@ -17,6 +17,11 @@ DAY_SECONDS = 86_400
 CHINCHILLA_TOKENS = 20
 """Tokens a parameter that make the best of a budget of computation, roughly (arXiv 2203.15556)."""
 
+_WORTH_TELLING = 1.01
+"""Of what makes a plan no faster than this many times, nothing is said."""
+_NO_ROOM = 1.02
+"""A plan within this factor of the program's shortest step gains little from another placement."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Help:
@@ -194,20 +199,25 @@ def what_would_help(query: PlanQuery, candidate: Candidate) -> list[Help]:
     ]
     if query.hardware.separate_device:
         changes.append(("copies to and from the device twice as fast", _faster_copies))
-    build, found = builder(query), []
+    build, found = builder(query, known=candidate), []
     with without_collecting():
         for change, make in changes:
             other = replace(query, hardware=make(query.hardware))
-            fastest = _fastest(dict.fromkeys([candidate.case, *_replaced(other, candidate.case)]), other, build)
-            found.append(Help(change=change, speedup=fastest / candidate.tokens_per_second))
-    useful = [help_ for help_ in found if help_.speedup > 1.01]
-    return sorted(useful, key=lambda help_: help_.speedup, reverse=True)
+            cases = dict.fromkeys([candidate.case, *_replaced(other, candidate)])
+            worth_telling = _WORTH_TELLING * candidate.tokens_per_second
+            fastest = _fastest(cases, other, build, worth_telling)
+            if fastest > worth_telling:
+                found.append(Help(change=change, speedup=fastest / candidate.tokens_per_second))
+    return sorted(found, key=lambda help_: help_.speedup, reverse=True)
 
 
-def _fastest(cases: Iterable[Case], query: PlanQuery, build: Build) -> float:
-    """Most tokens per second of any case; snapshots, with which none is faster, only of what may be the fastest."""
+def _fastest(cases: Iterable[Case], query: PlanQuery, build: Build, least: float) -> float:
+    """Most tokens per second of any case, or ``least`` if none has more.
+
+    With snapshots no case is faster than without, so they are simulated only where it may be the fastest.
+    """
     plain = sorted((simulate_plain(case, query, build) for case in cases), key=_speed, reverse=True)
-    fastest = 0.0
+    fastest = least
     for one in plain:
         if one.tokens_per_second > fastest:
             fastest = max(fastest, with_snapshots(one, query, build).tokens_per_second)
@@ -218,10 +228,17 @@ def _speed(candidate: Candidate) -> float:
     return candidate.tokens_per_second
 
 
-def _replaced(query: PlanQuery, case: Case) -> list[Case]:
-    """The best placement of the same batch, α and unit size on another machine."""
-    fixed = replace(query, gradients=case.choices.gradients)
-    return Placer(fixed).cases(case.batch, case.choices.delayed_share, case.layers_per_unit)[:1]
+def _replaced(query: PlanQuery, candidate: Candidate) -> list[Case]:
+    """The best placement of the same batch, α and unit size on another machine.
+
+    None where the program shows that no placement could be much faster than the present one is already.
+    """
+    case, placer = candidate.case, Placer(query)
+    batch, alpha, unit_size = case.batch, case.choices.delayed_share, case.layers_per_unit
+    shortest = placer.place(batch, alpha, unit_size, placer.fixed_shares())
+    if shortest is None or candidate.mean_seconds <= _NO_ROOM * shortest.seconds:
+        return []
+    return Placer(replace(query, gradients=case.choices.gradients)).cases(batch, alpha, unit_size)[:1]
 
 
 def _faster_disks(machine: Hardware) -> Hardware:

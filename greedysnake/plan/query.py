@@ -170,11 +170,18 @@ Build = Callable[[Case, bool], Schedule]
 """Makes a case's schedule, with a snapshot or without."""
 
 
-def builder(query: PlanQuery) -> Build:
-    """Makes schedules of cases of ``query``, and of queries that differ in the machine alone, each once."""
+def builder(query: PlanQuery, known: Candidate | None = None) -> Build:
+    """Makes schedules of cases of ``query``, and of queries that differ in the machine alone, each once.
+
+    Args:
+        query: what is asked.
+        known: a case whose schedule, without a snapshot, was made before.
+    """
 
     @cache
     def build(case: Case, snapshot: bool) -> Schedule:
+        if known is not None and case == known.case and not snapshot:
+            return known.step.schedule
         shape, choices = case.shape(query), case.choices
         return BUILDERS[query.schedule](shape, choices, pending=choices.delayed_share > 0, snapshot=snapshot)
 
