@@ -120,23 +120,28 @@ class OperationTape:
         position = len(self._drafts)
         after = set(also_after)
         slots = self._slots
-        read = [(slots[buffer if buffer.part < 0 else buffer.whole], buffer.part) for buffer in reads]
-        written = [(slots[buffer if buffer.part < 0 else buffer.whole], buffer.part) for buffer in writes]
-        for slot, part in read:
-            after.update(slot.writers.meeting(part))
-        for slot, part in written:
-            after.update(slot.writers.meeting(part), slot.readers.meeting(part))
-        for slot, part in read:
-            slot.readers.add(position, part)
+        for buffer in reads:
+            part = buffer.part
+            slot = slots[buffer if part < 0 else buffer.whole]
             slot.last_use = position
-        for slot, part in written:
             if part < 0:
+                after.update(slot.writers.every)
+            else:
+                after.update(slot.writers.meeting(part))
+            slot.readers.add(position, part)
+        for buffer in writes:
+            part = buffer.part
+            slot = slots[buffer if part < 0 else buffer.whole]
+            slot.last_use = position
+            if part < 0:
+                after.update(slot.writers.every, slot.readers.every)
                 slot.writers = _Uses(position)
                 if slot.readers.every:
                     slot.readers = _Uses()
             else:
+                after.update(slot.writers.meeting(part), slot.readers.meeting(part))
                 slot.writers.add(position, part)
-            slot.last_use = position
+        after.discard(position)  # which may have read what it writes
         self._drafts.append(
             _Draft(kind, resource, unit, micro_batch, chunk, reads, writes, tuple(sorted(after)), bytes, [])
         )
