@@ -14,7 +14,6 @@ from greedysnake.config import load_config
 from greedysnake.errors import ConfigError
 from greedysnake.plan.forecast import CHINCHILLA_TOKENS, SHOWN_RESOURCES, Forecast, forecast, where
 from greedysnake.plan.hardware import Hardware, load_hardware
-from greedysnake.plan.pictures import draw_roofline, roofline_points
 from greedysnake.plan.presets import MODEL_PRESETS
 from greedysnake.plan.query import PlanQuery
 from greedysnake.plan.snapshots import DEFAULT_SNAPSHOT_STEPS, can_take_back, steps_between_snapshots
@@ -147,6 +146,8 @@ def run_plan(
         )
     found = forecast(query)
     if picture is not None:
+        from greedysnake.plan.pictures import draw_roofline, roofline_points  # here, as matplotlib takes long to load
+
         draw_roofline(query, roofline_points(query, found.candidate.case.batch.rows), picture)
     return found
 

@@ -6,8 +6,8 @@ parameters become views of flat buffers (:meth:`Skeleton.attach`), and gives the
 """
 
 import copy
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -183,10 +183,24 @@ def build_skeleton(
         model=model,
         structure=structure,
         unit_layers=((), *groups, ()),
-        layouts=tuple(lay_out({name: infos[name] for name in names}, chunk_elements) for names in members),
+        layouts=tuple(_layouts(members, infos, chunk_elements)),
         parameters=parameters,
         lora=lora,
     )
+
+
+def _layouts(
+    members: Iterable[Sequence[str]], infos: Mapping[str, ParameterInfo], chunk_elements: int
+) -> Iterator[UnitLayout]:
+    """The layout of each unit, from its parameters' names; units that are alike share their chunks."""
+    first: dict[tuple[ParameterInfo, ...], tuple[Sequence[str], UnitLayout]] = {}
+    for names in members:
+        kind = tuple(infos[name] for name in names)
+        if kind not in first:
+            first[kind] = names, lay_out(dict(zip(names, kind, strict=True)), chunk_elements)
+        others, layout = first[kind]
+        name_of = dict(zip(others, names, strict=True))
+        yield replace(layout, parameters=tuple(replace(slot, name=name_of[slot.name]) for slot in layout.parameters))
 
 
 def kept_in_float32(model: PreTrainedModel, dtype: torch.dtype) -> Callable[[str], bool]:

@@ -1,4 +1,4 @@
-"""Long lives for many objects: simulated schedules are kept by the hundred thousand operations."""
+"""Long lives for many objects: loaded libraries, and simulated schedules of hundreds of thousands of operations."""
 
 import gc
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_collecting() -> Iterator[None]:
-    """Without the collector of cycles: there are none here, and it would walk all simulated operations ever again."""
+    """Without the collector of cycles: there are few here, and it would walk all that is kept ever again."""
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -1,6 +1,6 @@
 """What will happen: a plan with its simulated step, and what would help."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -8,7 +8,7 @@ from greedysnake.plan.collecting import without_collecting
 from greedysnake.plan.hardware import ComputeRates, Disk, Hardware
 from greedysnake.plan.memory import Needs
 from greedysnake.plan.placer import Placer
-from greedysnake.plan.query import Candidate, Case, PlanQuery, simulate_case
+from greedysnake.plan.query import Build, Candidate, Case, PlanQuery, builder, simulate_plain, with_snapshots
 from greedysnake.plan.search import compute_roof, search
 from greedysnake.plan.step_costs import measured_times
 from greedysnake.schedule import Tier
@@ -16,6 +16,11 @@ from greedysnake.schedule import Tier
 DAY_SECONDS = 86_400
 CHINCHILLA_TOKENS = 20
 """Tokens a parameter that make the best of a budget of computation, roughly (arXiv 2203.15556)."""
+
+_WORTH_TELLING = 1.01
+"""Of what makes a plan no faster than this many times, nothing is said."""
+_NO_ROOM = 1.02
+"""A plan within this factor of the program's shortest step gains little from another placement."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,21 +199,46 @@ def what_would_help(query: PlanQuery, candidate: Candidate) -> list[Help]:
     ]
     if query.hardware.separate_device:
         changes.append(("copies to and from the device twice as fast", _faster_copies))
-    found = []
+    build, found = builder(query, known=candidate), []
     with without_collecting():
         for change, make in changes:
             other = replace(query, hardware=make(query.hardware))
-            cases = [candidate.case, *_replaced(other, candidate.case)]
-            fastest = max(simulate_case(case, other).tokens_per_second for case in cases)
-            found.append(Help(change=change, speedup=fastest / candidate.tokens_per_second))
-    useful = [help_ for help_ in found if help_.speedup > 1.01]
-    return sorted(useful, key=lambda help_: help_.speedup, reverse=True)
+            cases = dict.fromkeys([candidate.case, *_replaced(other, candidate)])
+            worth_telling = _WORTH_TELLING * candidate.tokens_per_second
+            fastest = _fastest(cases, other, build, worth_telling)
+            if fastest > worth_telling:
+                found.append(Help(change=change, speedup=fastest / candidate.tokens_per_second))
+    return sorted(found, key=lambda help_: help_.speedup, reverse=True)
 
 
-def _replaced(query: PlanQuery, case: Case) -> list[Case]:
-    """The best placement of the same batch, α and unit size on another machine."""
-    fixed = replace(query, gradients=case.choices.gradients)
-    return Placer(fixed).cases(case.batch, case.choices.delayed_share, case.layers_per_unit)[:1]
+def _fastest(cases: Iterable[Case], query: PlanQuery, build: Build, least: float) -> float:
+    """Most tokens per second of any case, or ``least`` if none has more.
+
+    With snapshots no case is faster than without, so they are simulated only where it may be the fastest.
+    """
+    plain = sorted((simulate_plain(case, query, build) for case in cases), key=_speed, reverse=True)
+    fastest = least
+    for one in plain:
+        if one.tokens_per_second > fastest:
+            fastest = max(fastest, with_snapshots(one, query, build).tokens_per_second)
+    return fastest
+
+
+def _speed(candidate: Candidate) -> float:
+    return candidate.tokens_per_second
+
+
+def _replaced(query: PlanQuery, candidate: Candidate) -> list[Case]:
+    """The best placement of the same batch, α and unit size on another machine.
+
+    None where the program shows that no placement could be much faster than the present one is already.
+    """
+    case, placer = candidate.case, Placer(query)
+    batch, alpha, unit_size = case.batch, case.choices.delayed_share, case.layers_per_unit
+    shortest = placer.place(batch, alpha, unit_size, placer.fixed_shares())
+    if shortest is None or candidate.mean_seconds <= _NO_ROOM * shortest.seconds:
+        return []
+    return Placer(replace(query, gradients=case.choices.gradients)).cases(batch, alpha, unit_size)[:1]
 
 
 def _faster_disks(machine: Hardware) -> Hardware:

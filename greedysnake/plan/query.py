@@ -1,6 +1,8 @@
 """What a person asks of the planner, and one way in which a step could be done."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.costs import StepCosts
@@ -10,7 +12,7 @@ from greedysnake.plan.program import Limits
 from greedysnake.plan.simulate import Simulation, simulate
 from greedysnake.plan.step_costs import least_seconds, step_costs
 from greedysnake.plan.workload import Workload
-from greedysnake.schedule import BUILDERS, Choices, StepShape, Tier
+from greedysnake.schedule import BUILDERS, Choices, Schedule, StepShape, Tier
 
 SIMULATED_CHUNKS = 1600
 """Optimizer chunks of all units that a simulated step has at most; larger models' chunks go in bundles."""
@@ -166,15 +168,37 @@ def over(needs: Needs, limits: Limits) -> dict[Tier, int]:
     }
 
 
+Build = Callable[[Case, bool], Schedule]
+"""Makes a case's schedule, with a snapshot or without."""
+
+
+def builder(query: PlanQuery, known: Candidate | None = None) -> Build:
+    """Makes schedules of cases of ``query``, and of queries that differ in the machine alone, each once.
+
+    Args:
+        query: what is asked.
+        known: a case whose schedule, without a snapshot, was made before.
+    """
+
+    @cache
+    def build(case: Case, snapshot: bool) -> Schedule:
+        if known is not None and case == known.case and not snapshot:
+            return known.step.schedule
+        shape, choices = case.shape(query), case.choices
+        return BUILDERS[query.schedule](shape, choices, pending=choices.delayed_share > 0, snapshot=snapshot)
+
+    return build
+
+
 def simulate_case(case: Case, query: PlanQuery) -> Candidate:
     """Build the case's schedule and run it on the query's machine, snapshots included."""
-    return with_snapshots(simulate_plain(case, query), query)
+    build = builder(query)
+    return with_snapshots(simulate_plain(case, query, build), query, build)
 
 
-def simulate_plain(case: Case, query: PlanQuery) -> Candidate:
+def simulate_plain(case: Case, query: PlanQuery, build: Build) -> Candidate:
     """The same without snapshots: the case is no faster with them."""
-    shape, costs = case.shape(query), case.costs(query)
-    schedule = BUILDERS[query.schedule](shape, case.choices, pending=case.choices.delayed_share > 0)
+    shape, costs, schedule = case.shape(query), case.costs(query), build(case, False)
     return Candidate(
         case=case,
         step=simulate(schedule, shape, costs),
@@ -182,12 +206,10 @@ def simulate_plain(case: Case, query: PlanQuery) -> Candidate:
     )
 
 
-def with_snapshots(candidate: Candidate, query: PlanQuery) -> Candidate:
+def with_snapshots(candidate: Candidate, query: PlanQuery, build: Build) -> Candidate:
     """The candidate with a step's share of a snapshot: a step in which one is taken is simulated too."""
     case, choices = candidate.case, candidate.case.choices
     if query.snapshot_every is None or not (choices.resident_weights or choices.resident_state):
         return candidate
-    shape = case.shape(query)
-    schedule = BUILDERS[query.schedule](shape, choices, pending=choices.delayed_share > 0, snapshot=True)
-    longer = simulate(schedule, shape, case.costs(query)).seconds - candidate.step.seconds
+    longer = simulate(build(case, True), case.shape(query), case.costs(query)).seconds - candidate.step.seconds
     return replace(candidate, snapshot_seconds=max(0.0, longer) / query.snapshot_every)

@@ -13,7 +13,7 @@ from greedysnake.plan.collecting import without_collecting
 from greedysnake.plan.failure import nothing_fits
 from greedysnake.plan.placer import Placer
 from greedysnake.plan.program import Placement
-from greedysnake.plan.query import Candidate, Case, PlanQuery, fits, simulate_plain, with_snapshots
+from greedysnake.plan.query import Candidate, Case, PlanQuery, builder, fits, simulate_plain, with_snapshots
 from greedysnake.plan.step_costs import unit_seconds
 
 _MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -153,6 +153,7 @@ class Trials:
 
     def __init__(self, query: PlanQuery) -> None:
         self._query = query
+        self._build = builder(query)
         self._left = SIMULATED_OPERATIONS
         self._ssd_is_slow = False  # boundaries on SSD have been seen to cost much
         self._tried: dict[Case, Candidate] = {}
@@ -168,14 +169,14 @@ class Trials:
         if case not in self._tried:
             if not fits(case.needs(self._query), self._query.limits):
                 return None
-            self._tried[case] = simulate_plain(case, self._query)
+            self._tried[case] = simulate_plain(case, self._query, self._build)
             self._left -= len(self._tried[case].step.starts)
         return self._tried[case]
 
     def _with_snapshots(self, candidate: Candidate) -> Candidate:
         if candidate.case not in self._counted:
             self._counted.add(candidate.case)
-            counted = with_snapshots(candidate, self._query)
+            counted = with_snapshots(candidate, self._query, self._build)
             if counted is not candidate:
                 self._left -= len(candidate.step.starts)
             self._tried[candidate.case] = counted

@@ -11,6 +11,7 @@ before it has ended.
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 
 from greedysnake.plan.costs import StepCosts
@@ -32,7 +33,7 @@ class Simulation:
         busy: seconds in which each resource had an operation.
         disk_busy: seconds with a transfer in either direction.
         ssd_read_bytes, ssd_written_bytes: moved.
-        peak_bytes: most bytes live at once in each tier.
+        order: all starts (an operation's index) and ends (``~index``) in the order of time.
     """
 
     schedule: Schedule
@@ -43,7 +44,12 @@ class Simulation:
     disk_busy: float
     ssd_read_bytes: int
     ssd_written_bytes: int
-    peak_bytes: dict[Tier, int]
+    order: tuple[int, ...]
+
+    @cached_property
+    def peak_bytes(self) -> dict[Tier, int]:
+        """Most bytes live at once in each tier; worked out when asked for, as a search does not."""
+        return _peaks(self.schedule, self.order)
 
     @property
     def busy_shares(self) -> dict[Resource, float]:
@@ -97,7 +103,7 @@ def simulate(schedule: Schedule, shape: StepShape, costs: StepCosts) -> Simulati
         ),
         ssd_read_bytes=moved[Resource.SSD_READ],
         ssd_written_bytes=moved[Resource.SSD_WRITE],
-        peak_bytes=_peaks(schedule, order),
+        order=tuple(order),
     )
 
 

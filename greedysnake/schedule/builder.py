@@ -1,7 +1,6 @@
 """The pieces that every schedule is put together from: weights that come and go, gradients, updates."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from greedysnake.schedule.operations import Buffer, Kind, Resource, Schedule, Tier
 from greedysnake.schedule.pools import make_pools
@@ -134,7 +133,7 @@ class ScheduleBuilder(OperationTape):
         sizes = self.shape.units[unit].chunks
         on_ssd = self.choices.gradients == Tier.SSD
         for chunk in chunks:
-            weights, state = replace(self._loaded[unit], part=chunk), self._load_state(unit, chunk)
+            weights, state = self._loaded[unit].at_part(chunk), self._load_state(unit, chunk)
             source = gradient or self.held(unit, chunk)
             if gradient is None and on_ssd:
                 source = self.take("gradient_chunk")

@@ -51,13 +51,18 @@ def let_boundaries_pass(operations: Sequence[Operation], micro_batches: int) -> 
         if operation.kind == Kind.BACKWARD:
             emit_waiting(at_once)
     emit_waiting(len(waiting))
-    return _renumbered(found)
+    return _renumbered(found, begin)
 
 
-def _renumbered(operations: Sequence[Operation]) -> tuple[Operation, ...]:
-    """The operations with their place in the list as their index."""
-    place = {operation.index: number for number, operation in enumerate(operations)}
-    return tuple(
-        replace(operation, index=number, after=tuple(sorted(place[earlier] for earlier in operation.after)))
-        for number, operation in enumerate(operations)
+def _renumbered(operations: Sequence[Operation], begin: int) -> tuple[Operation, ...]:
+    """The operations with their place in the list as their index; those before ``begin`` have it already."""
+    place = [0] * len(operations)
+    for number, operation in enumerate(operations):
+        place[operation.index] = number
+    return (
+        *operations[:begin],
+        *(
+            replace(operation, index=number, after=tuple(sorted([place[earlier] for earlier in operation.after])))
+            for number, operation in enumerate(operations[begin:], begin)
+        ),
     )

@@ -7,6 +7,7 @@ nothing of tensors or files: the executor runs it, a simulator can time it, a pi
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Resource(StrEnum):
@@ -56,9 +57,10 @@ class Kind(StrEnum):
     COMMIT = "commit"  # makes the state after the step before the one that survives a crash
 
 
-@dataclass(frozen=True, order=True)
-class Buffer:
+class Buffer(NamedTuple):
     """One slot of a pool, or a part of one: the unit of memory that operations read, write and release.
+
+    A tuple, as it is made, hashed and compared by the million when a plan is searched.
 
     Attributes:
         pool, slot: which slot.
@@ -73,6 +75,10 @@ class Buffer:
     def whole(self) -> "Buffer":
         """The slot that it is, or is a part of."""
         return self if self.part < 0 else Buffer(self.pool, self.slot)
+
+    def at_part(self, part: int) -> "Buffer":
+        """A part of the same slot."""
+        return Buffer(self.pool, self.slot, part)
 
     def overlaps(self, other: "Buffer") -> bool:
         """Whether two buffers share memory."""

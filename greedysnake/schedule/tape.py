@@ -7,14 +7,56 @@ states only what happens, in order.
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from greedysnake.schedule.operations import Buffer, Kind, Operation, Pool, Resource
 from greedysnake.schedule.pools import SHARED_POOLS
 
 
-@dataclass
-class _Draft:
+class _Uses:
+    """Operations that have read, or written, a slot since all of it was written last.
+
+    Attributes:
+        every: all of them.
+        of_whole: those on the whole slot; the same list as long as there are no others.
+        of_parts: the others, by part.
+    """
+
+    __slots__ = ("every", "of_parts", "of_whole")
+
+    def __init__(self, *first: int) -> None:
+        self.every = self.of_whole = list(first)
+        self.of_parts: dict[int, list[int]] = {}
+
+    def add(self, position: int, part: int) -> None:
+        """Count an operation on a part of the slot, or on all of it where ``part`` is below 0."""
+        if part >= 0:
+            if self.of_whole is self.every:
+                self.of_whole = list(self.every)
+            self.of_parts.setdefault(part, []).append(position)
+        elif self.of_whole is not self.every:
+            self.of_whole.append(position)
+        self.every.append(position)
+
+    def meeting(self, part: int) -> list[int]:
+        """Those that an operation on a part, or on all of the slot, shares memory with."""
+        if part < 0:
+            return self.every
+        return self.of_whole + self.of_parts.get(part, [])
+
+
+class _Slot:
+    """What the next operation on a slot may have to wait for, and the last one so far."""
+
+    __slots__ = ("last_use", "readers", "writers")
+
+    def __init__(self) -> None:
+        self.readers = _Uses()
+        self.writers = _Uses()
+        self.last_use = -1
+
+
+class _Draft(NamedTuple):
     """An operation whose releases are not known yet."""
 
     kind: Kind
@@ -26,7 +68,7 @@ class _Draft:
     writes: tuple[Buffer, ...]
     after: tuple[int, ...]
     bytes: int
-    releases: list[Buffer] = field(default_factory=list)
+    releases: list[Buffer]
 
 
 class OperationTape:
@@ -39,10 +81,7 @@ class OperationTape:
     def __init__(self, pools: Mapping[str, Pool]) -> None:
         self.pools = dict(pools)
         self._drafts: list[_Draft] = []
-        # what an operation on a slot may have to wait for: its uses since all of it was written, and of which part
-        self._readers: defaultdict[Buffer, list[tuple[int, Buffer]]] = defaultdict(list)
-        self._writers: defaultdict[Buffer, list[tuple[int, Buffer]]] = defaultdict(list)
-        self._last_use: dict[Buffer, int] = {}
+        self._slots: defaultdict[Buffer, _Slot] = defaultdict(_Slot)
         self._free = {
             name: deque(Buffer(name, slot) for slot in range(len(self.pools[name].slot_bytes))) for name in SHARED_POOLS
         }
@@ -55,7 +94,7 @@ class OperationTape:
 
     def release(self, buffer: Buffer) -> None:
         """Mark the end of ``buffer``'s content at its last use so far."""
-        self._drafts[self._last_use[buffer]].releases.append(buffer)
+        self._drafts[self._slots[buffer].last_use].releases.append(buffer)
         if buffer.pool in self._free:
             self._free[buffer.pool].append(buffer)
 
@@ -80,25 +119,31 @@ class OperationTape:
         reads, writes = tuple(reads), tuple(writes)
         position = len(self._drafts)
         after = set(also_after)
+        slots = self._slots
         for buffer in reads:
-            after.update(user for user, used in self._writers[buffer.whole] if used.overlaps(buffer))
+            part = buffer.part
+            slot = slots[buffer if part < 0 else buffer.whole]
+            slot.last_use = position
+            if part < 0:
+                after.update(slot.writers.every)
+            else:
+                after.update(slot.writers.meeting(part))
+            slot.readers.add(position, part)
         for buffer in writes:
-            whole = buffer.whole
-            after.update(user for user, used in self._writers[whole] if used.overlaps(buffer))
-            after.update(user for user, used in self._readers[whole] if used.overlaps(buffer))
-        for buffer in reads:
-            whole = buffer.whole
-            self._readers[whole].append((position, buffer))
-            self._last_use[whole] = position
-        for buffer in writes:
-            whole = buffer.whole
-            if buffer.part < 0:
-                self._readers[whole] = []
-                self._writers[whole] = []
-            self._writers[whole].append((position, buffer))
-            self._last_use[whole] = position
+            part = buffer.part
+            slot = slots[buffer if part < 0 else buffer.whole]
+            slot.last_use = position
+            if part < 0:
+                after.update(slot.writers.every, slot.readers.every)
+                slot.writers = _Uses(position)
+                if slot.readers.every:
+                    slot.readers = _Uses()
+            else:
+                after.update(slot.writers.meeting(part), slot.readers.meeting(part))
+                slot.writers.add(position, part)
+        after.discard(position)  # which may have read what it writes
         self._drafts.append(
-            _Draft(kind, resource, unit, micro_batch, chunk, reads, writes, tuple(sorted(after)), bytes)
+            _Draft(kind, resource, unit, micro_batch, chunk, reads, writes, tuple(sorted(after)), bytes, [])
         )
         return position
 

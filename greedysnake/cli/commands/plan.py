@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from greedysnake.cli.commands.options import DelayedShare, Hardware, MicroBatches, MicroBatchSize, Overrides
+from greedysnake.plan.collecting import without_collecting
 
 
 def plan(
@@ -30,9 +31,6 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print the forecast as JSON, and nothing else.")] = False,
 ) -> None:
     """Predict a run before it starts: speed, memory, disk, days, and what limits it."""
-    from greedysnake.cli.planning import parse_count, print_forecast, run_plan
-
-    budget = None if tokens is None else parse_count(tokens)
     fixed = {
         "sequences": sequences,
         "micro_batches": micro_batches,
@@ -41,7 +39,11 @@ def plan(
         "layers_per_unit": layers_per_unit,
         "clipping": clipping,
     }
-    found = run_plan(model, machine=hardware, fixed=fixed, overrides=overrides or [], picture=roofline)
+    with without_collecting():  # from the loading of libraries on
+        from greedysnake.cli.planning import parse_count, print_forecast, run_plan
+
+        budget = None if tokens is None else parse_count(tokens)
+        found = run_plan(model, machine=hardware, fixed=fixed, overrides=overrides or [], picture=roofline)
     if as_json:
         typer.echo(json.dumps(found.as_json(budget)))
         return
