@@ -6,9 +6,7 @@ what was kept. To give every block back at once would cost more: each page that 
 threshold of 1 MiB they took a fifth of a step of a model of 0.1 B parameters.)
 """
 
-import ctypes
-
-from greedysnake.plan.host import process_bytes
+from greedysnake.plan.host import process_bytes, trim_heap
 from greedysnake.schedule import Kind, Operation
 
 _COMPUTING = frozenset({Kind.FORWARD, Kind.HEAD, Kind.LOSS, Kind.BACKWARD})
@@ -38,12 +36,3 @@ class HeapRoom:
         self._last = work
         if process_bytes() + needed > self._planned:
             trim_heap()
-
-
-def trim_heap() -> bool:
-    """Give freed memory that the C library keeps back to the kernel; False where it has no way to (not glibc)."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is None:
-        return False
-    trim(ctypes.c_size_t(0))
-    return True

@@ -179,6 +179,7 @@ class Runner:
             micro_batches,
             step=0,
             target_tokens=target_tokens(micro_batches),
+            kept_bytes=prepared.plan.shape.kept_bytes,
             head_chunk_tokens=prepared.plan.head_chunk_tokens,
         )
         start = time.perf_counter()

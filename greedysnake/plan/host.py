@@ -1,5 +1,6 @@
 """What this machine has: host memory that a run may use, and what the process uses already."""
 
+import ctypes
 from pathlib import Path
 
 _MARGIN = 0.9
@@ -55,3 +56,12 @@ def _read_limit(path: Path) -> int | None:
     except OSError:
         return None
     return int(text) if text.isdigit() else None
+
+
+def trim_heap() -> bool:
+    """Give freed memory that the C library keeps back to the kernel; False where it has no way to (not glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is None:
+        return False
+    trim(ctypes.c_size_t(0))
+    return True

@@ -20,6 +20,7 @@ from greedysnake.plan.activations import (
     planned_head_tokens,
     unit_activation_bytes,
 )
+from greedysnake.plan.host import trim_heap
 from greedysnake.plan.kept import kept_unit_bytes
 from greedysnake.plan.prediction import Prediction, predict
 from greedysnake.plan.request import PlanRequest
@@ -144,6 +145,7 @@ def make_plan(skeleton: Skeleton, batch: BatchShape, request: PlanRequest, wish:
         ConfigError: the machine's figures are those of another kind of machine.
         MemoryBudgetError: it does not fit, with what is needed, found, and could be changed.
     """
+    trim_heap()  # what was freed before is not this plan's
     budget = host_budget(request)
     if wish is None:
         fixed = replace(request, layers_per_unit=len(skeleton.unit_layers[1]))
