@@ -1,11 +1,12 @@
 """Which model types of transformers can be trained, tried one by one; writes docs/models.md.
 
     python scripts/coverage.py                    # all of them, and the page: some minutes
-    python scripts/coverage.py --missing          # those that the page says have not been tried, into the page
+    python scripts/coverage.py --missing          # those that the page says have not been tried: goes on after a stop
     python scripts/coverage.py llama mixtral      # what these give, and no page
 
 Of each type a small model is trained for two steps of four micro-batches in float32, from SSD and by a plain PyTorch
 loop, and every bit of every parameter is compared; then its folder is loaded and exported, and the two are compared.
+Of the layers' activations a part is kept for the backward, and the others are recomputed.
 """
 
 import argparse
@@ -29,20 +30,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     sys.path.insert(0, str(ROOT / "tests"))
     from models_page import NOT_TRIED, PAGE, model_types, read_page, write_page
-    from one_type import WRONG, in_a_process
+    from one_type import UNTESTED, WRONG, Row, in_a_process
 
-    page = read_page(ROOT / PAGE) if given.missing else {}
-    types = [name for name, row in page.items() if row.reason == NOT_TRIED] if given.missing else model_types()
+    page: dict[str, Row] = {}
+    if given.missing:
+        page = read_page(ROOT / PAGE)
+    elif not given.types:
+        page = {name: Row(model_type=name, result=UNTESTED, reason=NOT_TRIED) for name in model_types()}
+    missing = [name for name, row in page.items() if row.reason == NOT_TRIED]
     rows = []
-    for model_type in given.types or types:
+    for model_type in given.types or missing:
         row = in_a_process(model_type, show=given.show)
         rows.append(row)
         print(f"{row.model_type:30} {row.result:10} {row.reason}", flush=True)
-        if given.missing:
+        if not given.types:  # after every type, so that what was found is not lost with the process
             page[model_type] = row
             write_page(list(page.values()), ROOT / PAGE)
-    if not given.types and not given.missing:
-        write_page(rows, ROOT / PAGE)
     return int(any(row.result == WRONG for row in rows))
 
 

@@ -4,10 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LlamaConfig, LlavaConfig
+from transformers import LlamaConfig, LlavaConfig, XLNetConfig
 
+from greedysnake.cli.prompts import new_token_limit
 from greedysnake.engine.batches import IGNORED_LABEL, check_micro_batches, target_tokens
 from greedysnake.errors import DataError
+from greedysnake.models.positions import max_positions
 from greedysnake.plan.activations import BatchShape
 
 CONFIG = LlamaConfig(vocab_size=50, max_position_embeddings=16)
@@ -27,6 +29,15 @@ def complaints(*batches, config=CONFIG) -> list[str]:
 def test_the_shape_is_the_largest_of_each():
     shape = check_micro_batches([batch(2, 6), batch(3, 4), batch(1, 16)], CONFIG)
     assert shape == BatchShape(micro_batches=3, rows=3, tokens=16)
+
+
+def test_positions_below_one_are_no_limit():
+    unlimited = XLNetConfig(vocab_size=50)
+    assert unlimited.max_position_embeddings == -1
+    assert check_micro_batches([batch(1, 40)], unlimited).tokens == 40
+    assert max_positions(unlimited) is None
+    assert max_positions(CONFIG) == 16
+    assert new_token_limit([[1, 2]], 30, unlimited) == 30
 
 
 def test_an_empty_list():

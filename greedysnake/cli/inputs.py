@@ -22,6 +22,7 @@ from greedysnake.data import (
 from greedysnake.engine.opening import config_of
 from greedysnake.errors import ConfigError, DataError, GreedySnakeError
 from greedysnake.models.hub import local_folder
+from greedysnake.models.positions import max_positions
 from greedysnake.models.resize import with_vocabulary
 
 T = TypeVar("T")
@@ -72,9 +73,8 @@ def prepare_inputs(config: RunConfig, cache_dir: Path | None = None) -> Inputs:
     kind = (config.model.config or {}).get("model_type")
     name = str(config.model.path) if config.model.path else f"the {kind} of model.config"
     if model_config is not None:
-        text = model_config.get_text_config()
-        length = config.data.sequence_length
-        positions, vocabulary = getattr(text, "max_position_embeddings", None), text.vocab_size
+        length, positions = config.data.sequence_length, max_positions(model_config)
+        vocabulary = model_config.get_text_config().vocab_size
         attempt(lambda: check_sequence_length(length, positions, name))
         if tokenizer is not None:
             attempt(lambda: check_vocabulary(tokenizer, vocabulary, name))

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from greedysnake.errors import ConfigError, DataError
+from greedysnake.models.positions import max_positions
 
 STOP = "stop"
 LENGTH = "length"
@@ -118,13 +119,13 @@ def new_token_limit(encoded: Sequence[Sequence[int]], asked: int, config: Pretra
     Raises:
         DataError: there is no room for a single one.
     """
-    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    positions = max_positions(config)
     longest = max(map(len, encoded))
     if positions is None:
         return asked
     if longest >= positions:
         raise DataError(f"a prompt has {longest} tokens, and the model has {positions} positions; give shorter prompts")
-    return min(asked, int(positions) - longest)
+    return min(asked, positions - longest)
 
 
 def complete(

@@ -6,6 +6,7 @@ import torch
 from transformers import PretrainedConfig
 
 from greedysnake.errors import DataError
+from greedysnake.models.positions import max_positions
 from greedysnake.models.streaming import MicroBatch
 from greedysnake.plan.activations import BatchShape
 
@@ -24,8 +25,7 @@ def check_micro_batches(micro_batches: Sequence[MicroBatch], config: PretrainedC
     """
     if not micro_batches:
         raise DataError("a step needs at least one micro-batch, got an empty list")
-    text = config.get_text_config()
-    vocabulary, positions = text.vocab_size, getattr(text, "max_position_embeddings", None)
+    vocabulary, positions = config.get_text_config().vocab_size, max_positions(config)
     problems: list[str] = []
     rows = tokens = 0
     for index, batch in enumerate(micro_batches):

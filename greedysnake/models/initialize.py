@@ -1,6 +1,6 @@
 """Fresh weights, unit by unit, by the model's own initialisation."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -53,13 +53,13 @@ def initialize_units(
     with torch.random.fork_rng(devices=[]), torch.no_grad(), transformers_init.guard_torch_init_functions():
         for index in inner:
             torch.manual_seed(mix_seed(seed, 1 + index))
-            _initialize_tree(layers[index], _owner(model, skeleton.structure.layers_name))
+            _initialize_tree(layers[index], _owner(model, skeleton.structure.layers_name), ())
         if not inner:
             for layer in layers:
                 for module in layer.modules():
                     setattr(module, _FLAG, True)
             torch.manual_seed(mix_seed(seed, 0))
-            model.initialize_weights()
+            _initialize_tree(model, model, [skeleton.parameters[name] for name in skeleton.structure.shared])
     _forget_flags(model)
     if skeleton.lora is not None:
         for index in inner:
@@ -70,11 +70,20 @@ def initialize_units(
         skeleton.detach(unit)
 
 
-def _initialize_tree(module: nn.Module, owner: PreTrainedModel) -> None:
-    """Children first, each by the model that owns it, as transformers does for a whole model."""
+def _initialize_tree(module: nn.Module, owner: PreTrainedModel, shared: Collection[Tensor]) -> None:
+    """Children first, each by the model that owns it, as transformers does for a whole model.
+
+    There, parameters are tied after that. Here the first module that has one of ``shared``, the embedding, keeps others
+    from initialising it again in their own way.
+    """
     for child in module.children():
-        _initialize_tree(child, child if isinstance(child, PreTrainedModel) else owner)
-    owner._initialize_weights(module)  # transformers' per-module initialisation; it has no public twin
+        _initialize_tree(child, child if isinstance(child, PreTrainedModel) else owner, shared)
+    # transformers' per-module initialisation; it has no public twin
+    owner._initialize_weights(module, owner.is_custom_code())
+    own = {id(parameter) for parameter in module.parameters(recurse=False)}
+    for parameter in shared:
+        if id(parameter) in own:
+            setattr(parameter, _FLAG, True)
 
 
 def _owner(model: PreTrainedModel, path: str) -> PreTrainedModel:

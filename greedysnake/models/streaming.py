@@ -6,7 +6,6 @@ that the caller decides which micro-batch goes through which unit when. The mode
 layers, its masks, its head and its loss run as they are.
 """
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -19,16 +18,15 @@ from greedysnake.errors import ModelError
 from greedysnake.models.calls import LayerCall, UnsupportedCallError
 from greedysnake.models.head_chunks import ChunkedHead, ChunkedLoss
 from greedysnake.models.initialize import mix_seed
+from greedysnake.models.keeping import Keeper, Kept
+from greedysnake.models.passing import Pass
 from greedysnake.models.reach import Reach
-from greedysnake.models.saved_tensors import Meter, SavedTensors
+from greedysnake.models.saved_tensors import SavedTensors
 from greedysnake.models.skeleton import Skeleton
 from greedysnake.models.structure import refuse, takes_loss_arguments
-from greedysnake.units import format_bytes
 
 MicroBatch = Mapping[str, Any]
 """Tensors by name; some models take a mapping of attention masks by type of layer."""
-
-logger = logging.getLogger(__name__)
 
 HEAD = -1
 _CPU = torch.device("cpu")
@@ -41,26 +39,6 @@ def layer_seed(seed: int, step: int, micro_batch: int, layer: int) -> int:
     the numbers are the same under every schedule, and again when the layer is recomputed.
     """
     return mix_seed(seed, step, micro_batch, layer + 1)
-
-
-class _Keeping:
-    """A unit's forward whose activations are kept."""
-
-    def __init__(self, unit: int, weights: Tensor) -> None:
-        self.unit = unit
-        self.weights = weights
-        self.meter = Meter()
-
-
-class _Pass:
-    """One micro-batch on its way through the model."""
-
-    def __init__(self, index: int, layers: int, coroutine: greenlet) -> None:
-        self.index = index
-        self.coroutine = coroutine
-        self.calls: list[LayerCall | None] = [None] * layers
-        self.next_layer = 0
-        self.deferred: dict[int, tuple[Tensor, Tensor]] = {}  # gradients for the embedding, by tensor
 
 
 class StreamedModel:
@@ -89,17 +67,19 @@ class StreamedModel:
         self._first_trained = skeleton.first_trained
         before = skeleton.unit_layers[1 : max(1, self._first_trained)]
         self._first_kept = sum(len(layers) for layers in before)  # calls of earlier layers are not run again
-        self._passes: dict[int, _Pass] = {}
+        self._passes: dict[int, Pass] = {}
         self._micro_batches: Sequence[MicroBatch] = ()
         self._target_tokens = 1
         self._loss_scale = 1.0
         self._training = True
-        self._running: _Pass | None = None
+        self._running: Pass | None = None
         self._inference: Callable[[], Tensor] | None = None
         self._spilled = False
-        self._kept_bytes = 0
         self._saved = SavedTensors()
-        self._keeping: _Keeping | None = None
+        self._keeper = Keeper(self._saved, skeleton.unit_names)
+        self._kept: Kept | None = None  # of the unit's forward that runs
+        alone = [slot.name for slot in skeleton.layouts[0].parameters if slot.name not in skeleton.structure.shared]
+        self._embedding_alone = {id(skeleton.parameters[name]): name for name in alone}
         self._reach = Reach(skeleton)
         self._native_loss = takes_loss_arguments(skeleton.model)
         self._head = ChunkedHead(skeleton)
@@ -148,7 +128,7 @@ class StreamedModel:
         self._loss_scale = loss_scale
         self._training = training
         self._spilled = boundaries_leave
-        self._kept_bytes = kept_bytes
+        self._keeper.begin(kept_bytes)
         self._head.chunk_tokens = head_chunk_tokens
         self.skeleton.model.train(training)
 
@@ -179,23 +159,15 @@ class StreamedModel:
             keep: whether activations are kept for the backward, within the bytes that :meth:`begin` was told; else
                 the backward recomputes them.
         """
-        self._keeping = _Keeping(unit, weights) if keep else None
+        self._kept = kept = self._keeper.start(unit, weights) if keep else None
         with self._remembering_weights(weights) if unit == 0 else nullcontext(), self._carrying_gradients(unit):
             if unit == 0:
                 self._start(micro_batch)
             reached = self._resume(micro_batch)
-        if self._keeping is not None and self._keeping.meter.bytes > self._kept_bytes:
-            logger.warning(
-                "%s of micro-batch %d would keep %s of activations, more than the %s that were planned for it, so the "
-                "backward recomputes them",
-                self.skeleton.unit_names[unit],
-                micro_batch,
-                format_bytes(self._keeping.meter.bytes),
-                format_bytes(self._kept_bytes),
-            )
+        self._kept = None
+        if kept is not None and not self._keeper.fits(kept, micro_batch):
             for index in self.skeleton.unit_layers[unit]:
-                self._call(self._passes[micro_batch], index).drop_graph()
-        self._keeping = None
+                self._passes[micro_batch].call(index).drop_graph()
         following = self.skeleton.unit_layers[unit + 1]
         if reached != (following[0] if following else HEAD):
             raise self._refusal(f"its forward went from unit {unit} to layer {reached}")
@@ -211,12 +183,13 @@ class StreamedModel:
         if not isinstance(loss, Tensor):
             raise self._refusal(f"its forward called layer {loss} again after the last one")
         if self._training:
+            work = self._passes[micro_batch]
             if isinstance(reached, ChunkedLoss):
-                torch.autograd.backward([reached.hidden], [reached.gradient])
+                self._head_backward(work, reached.hidden, reached.gradient)
             else:
                 self._note_reach(len(self.skeleton.layouts) - 1, [loss])
-                (loss.float() * self._loss_scale).backward()
-            last = self._passes[micro_batch].calls[-1]
+                self._head_backward(work, loss.float() * self._loss_scale, None)
+            last = work.calls[-1]
             if last is not None:
                 last.settle_output()
         if not self._training or self._first_trained == len(self.skeleton.layouts) - 1:
@@ -238,7 +211,7 @@ class StreamedModel:
         with self._saved.given(unit, weights):
             for index in reversed(self.skeleton.unit_layers[unit]):
                 segment.insert(0, index)
-                if not self._call(work, index).chained:
+                if not work.call(index).chained:
                     self._backward_segment(work, segment, unit)
                     segment = []
         if unit == self._first_trained:
@@ -276,7 +249,7 @@ class StreamedModel:
 
     def _start(self, micro_batch: int) -> None:
         coroutine = greenlet(lambda: self._run_model(micro_batch))
-        self._passes[micro_batch] = _Pass(micro_batch, len(self._layers), coroutine)
+        self._passes[micro_batch] = Pass(micro_batch, len(self._layers), coroutine)
 
     def _run_model(self, micro_batch: int) -> Tensor | ChunkedLoss:
         """The model's own forward; runs in a coroutine."""
@@ -334,39 +307,25 @@ class StreamedModel:
         if not torch.is_grad_enabled():
             raise UnsupportedCallError(f"layer {index} is called without gradients")
         previous = work.calls[index - 1] if index else None
-        alone = index in self._first or self._keeping is not None  # layers whose graphs are kept go back one by one
+        alone = index in self._first or self._kept is not None  # layers whose graphs are kept go back one by one
         call = work.calls[index] = LayerCall.record(args, kwargs, None if alone else previous)
-        self._check_boundary(index, call, previous)
+        if not call.inputs and not call.chained:
+            raise UnsupportedCallError(f"layer {index} is given nothing that carries a gradient")
+        if self._spilled and not call.chained:
+            work.check_boundary(index)
         if 0 < index <= self._first_kept:
             work.calls[index - 1] = None
         if index in self._first:
             work.coroutine.parent.switch(index)
         self._set_seed(work.index, index)
-        keeping = self._keeping  # of this unit's forward: there may have been others while this one waited
-        keep = None if keeping is None else self._saved.saving(keeping.unit, keeping.weights, keeping.meter)
-        output = call.forward(self._forwards[index], keep=keep)
+        kept = self._kept  # of this unit's forward: there may have been others while this one waited
+        output = call.forward(self._forwards[index], keep=None if kept is None else self._keeper.saving(kept))
         if call.chained and previous is not None:
             previous.forget_hidden()
         if index == len(self._layers) - 1:
             work.coroutine.parent.switch(HEAD)
             self._set_seed(work.index, index + 1)
         return output
-
-    def _check_boundary(self, index: int, call: LayerCall, previous: LayerCall | None) -> None:
-        if not call.inputs and not call.chained:
-            raise UnsupportedCallError(f"layer {index} is given nothing that carries a gradient")
-        if not self._spilled or call.chained:
-            return
-        boundary, problem = call.inputs[0][0], None
-        if previous is not None and boundary is not previous.outputs[0]:
-            problem = f"it changes the hidden state between layers before layer {index}"
-        elif not boundary.is_contiguous() or boundary.untyped_storage().nbytes() != boundary.nbytes:
-            problem = f"it gives layer {index} a hidden state that is a view of other memory"
-        if problem:
-            raise UnsupportedCallError(
-                f"{problem}, so boundaries must stay in the memory that they are computed in "
-                f"(engine.boundaries_on_device: 1 on a GPU, engine.boundaries_on_ssd: 0 on the CPU)"
-            )
 
     def _set_seed(self, micro_batch: int, layer: int) -> None:
         seed = layer_seed(self._seed, self._step, micro_batch, layer)
@@ -376,52 +335,34 @@ class StreamedModel:
 
     # Backward
 
-    def _call(self, work: _Pass, index: int) -> LayerCall:
-        call = work.calls[index]
-        if call is None:
-            raise ValueError(f"layer {index} of micro-batch {work.index} has no forward to go back through")
-        return call
+    def _head_backward(self, work: Pass, root: Tensor, gradient: Tensor | None) -> None:
+        try:
+            work.head_backward(root, gradient, self._embedding_alone)
+        except UnsupportedCallError as error:
+            raise self._refusal(str(error)) from error
 
-    def _backward_segment(self, work: _Pass, layers: list[int], unit: int) -> None:
+    def _backward_segment(self, work: Pass, layers: list[int], unit: int) -> None:
         """Recompute layers of a unit that follow on each other directly, if need be; go back through them at once."""
         hidden: Tensor | None = None
         roots: list[Tensor] = []
         gradients: list[Tensor] = []
         for index in layers:
             self._set_seed(work.index, index)
-            hidden, more_roots, more_gradients = self._call(work, index).roots(self._forwards[index], hidden)
+            hidden, more_roots, more_gradients = work.call(index).roots(self._forwards[index], hidden)
             roots += more_roots
             gradients += more_gradients
         self._note_reach(unit, roots, last=layers[0] == self.skeleton.unit_layers[unit][0])
         torch.autograd.backward(roots, gradients)
         for index in layers:
-            for original, leaf in self._call(work, index).inputs:
-                if leaf.grad is not None:
-                    self._pass_on(work, index, original, leaf.grad)
+            work.pass_on(index)
             work.calls[index] = None
         before = work.calls[layers[0] - 1] if layers[0] else None
         if before is not None:
             before.settle_output()
 
-    def _pass_on(self, work: _Pass, index: int, original: Tensor, gradient: Tensor) -> None:
-        """Hand a gradient on to where the tensor that a layer was given came from."""
-        if original.is_leaf:
-            original.grad = gradient if original.grad is None else original.grad + gradient
-            return
-        if index:  # the model computed something between layers: back through that, to earlier layers' outputs
-            earlier = [leaf for call in work.calls[:index] if call for leaf in call.outputs if leaf.requires_grad]
-            through: tuple[Tensor | None, ...] = ()
-            if earlier:
-                through = torch.autograd.grad([original], earlier, [gradient], retain_graph=True, allow_unused=True)
-            for leaf, share in zip(earlier, through, strict=True):
-                if share is not None:
-                    leaf.grad = share if leaf.grad is None else leaf.grad + share
-        known = work.deferred.get(id(original))
-        work.deferred[id(original)] = (original, gradient if known is None else known[1] + gradient)
-
-    def _backward_embedding(self, work: _Pass, weights: Tensor | None) -> None:
+    def _backward_embedding(self, work: Pass, weights: Tensor | None) -> None:
         trained = [slot.name for slot in self.skeleton.layouts[0].parameters if slot.trainable]
-        roots, gradients = zip(*work.deferred.values(), strict=True)
+        roots, gradients = work.deferred()
         self._note_reach(0, roots)
         with self._saved.given(0, weights):
             torch.autograd.backward(roots, gradients, inputs=[self.skeleton.parameters[name] for name in trained])

@@ -26,7 +26,7 @@ class Structure:
         layers_name: where the list of decoder layers is.
         layers: the decoder layers, in order.
         embedding, head: names of the parameters outside the layers, a shared one under its first name.
-        tied: whether the head uses a parameter of the embedding too.
+        shared: names of the embedding's parameters that the head uses too.
         embedding_backward_needs_weights: whether the embedding's backward reads its weights.
     """
 
@@ -34,8 +34,13 @@ class Structure:
     layers: tuple[nn.Module, ...]
     embedding: tuple[str, ...]
     head: tuple[str, ...]
-    tied: bool
+    shared: tuple[str, ...]
     embedding_backward_needs_weights: bool
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head uses a parameter of the embedding too."""
+        return bool(self.shared)
 
 
 class _FirstLayerReached(BaseException):
@@ -109,7 +114,7 @@ def inspect_structure(model: PreTrainedModel) -> Structure:
         layers=layers,
         embedding=embedding,
         head=tuple(name for name in outside if name not in embedding),
-        tied=any(aliases[id(outside[name])] > 1 for name in embedding),
+        shared=tuple(name for name in embedding if aliases[id(outside[name])] > 1),
         embedding_backward_needs_weights=any(storages[name] in saved for name in embedding),
     )
 

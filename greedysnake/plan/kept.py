@@ -3,13 +3,14 @@
 The layer runs on tensors that have shapes and no memory (``FakeTensorMode``), so the answer is that of its own code.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode  # torch has no public name for it
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from greedysnake.models.skeleton import Skeleton
@@ -17,6 +18,9 @@ from greedysnake.plan.activations import BatchShape, layer_activation_bytes
 
 _MARGIN = 1.1
 """The allocator does not fill its memory quite; real tensors may be laid out with a little more than fake ones."""
+
+_FAKE_TENSORS = "torch._subclasses.fake_tensor"
+"""The logger that gives a traceback of every operator that cannot be run so."""
 
 
 def kept_unit_bytes(skeleton: Skeleton, batch: BatchShape) -> int:
@@ -69,7 +73,8 @@ def saved_layer_bytes(skeleton: Skeleton, tokens: int) -> int | None:
 
     model = skeleton.model
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True), _instead(skeleton.structure.layers, run):
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        with _quiet(_FAKE_TENSORS), fake, _instead(skeleton.structure.layers, run):
             tensors = {
                 slot.name: torch.empty(slot.shape, dtype=slot.dtype, device="cpu").requires_grad_(slot.trainable)
                 for layout in skeleton.layouts
@@ -85,6 +90,17 @@ def saved_layer_bytes(skeleton: Skeleton, tokens: int) -> int | None:
     except Exception:  # whatever code a model has: it is an estimate
         return None
     return max(found) or None
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Say nothing of what fails: there is another way to tell."""
+    logger = logging.getLogger(name)
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """What a schedule is built from: sizes of the model's units, and the choices of the plan."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import floor
 
 from greedysnake.schedule.operations import Tier
@@ -72,12 +73,12 @@ class StepShape:
         if self.micro_batches < 1:
             raise ValueError(f"micro_batches must be at least 1, got {self.micro_batches}")
 
-    @property
+    @cached_property
     def first_trained(self) -> int:
         """The first unit that has anything to train: no gradient is needed before it."""
         return next((unit for unit, sizes in enumerate(self.units) if sizes.chunks), len(self.units) - 1)
 
-    @property
+    @cached_property
     def keepers(self) -> range:
         """Units whose activations could be kept for the backward: the decoder units that it comes through."""
         return range(max(1, self.first_trained), len(self.units) - 1)
