@@ -17,6 +17,7 @@ from torch import Tensor
 
 from greedysnake.errors import StorageError
 from greedysnake.storage.budget import FolderBudget, check_budget, disk_budget, store_bytes
+from greedysnake.storage.checked import WrittenExtent, read_checked
 from greedysnake.storage.files import Transfer
 from greedysnake.storage.folders import (
     HeldFolders,
@@ -33,7 +34,7 @@ from greedysnake.storage.small_files import flush_folder, remove_file, remove_te
 from greedysnake.storage.striping import StripedFile, sync_all
 from greedysnake.storage.system import System
 from greedysnake.storage.vacancy import check_only_own, check_vacant, clear, give_up, give_up_locks
-from greedysnake.storage.verify import CommittedPiece, Damage, damages
+from greedysnake.storage.verify import Damage, damages
 
 
 class Store:
@@ -63,6 +64,7 @@ class Store:
         self._scratch: dict[str, int] = {}
         self._fixed = dict(manifest.fixed)
         self._offsets = place(self._extents) | place(self._fixed)
+        self._numbers = {key: at for extents in (self._extents, self._fixed) for at, key in enumerate(extents)}
         self._fixed_file: StripedFile | None = None
         self._scratch_file: StripedFile | None = None
         self._files: list[StripedFile] = []
@@ -244,13 +246,30 @@ class Store:
     # Bytes in and out
 
     def read(self, key: str, into: Tensor, offset: int = 0) -> Transfer:
-        """Start filling ``into`` (uint8, page-aligned, whole blocks) from ``offset`` bytes into an extent."""
+        """Start filling ``into`` (uint8, page-aligned, whole blocks) from ``offset`` bytes into an extent.
+
+        In a store that was opened for reading alone every byte is compared with the checksums of its commit.
+        """
         file = self._file(key, self._current.get(key))
         self._check_range(key, offset, into.numel())
         start = self._offsets[key] + offset
         file.check([into], start)
         self.read_bytes += into.numel()
+        if not self._writable:
+            return Transfer(read_checked(self._committed_extent(key), into, offset))
         return Transfer(file.read(into, start))
+
+    def _committed_extent(self, key: str) -> WrittenExtent:
+        """A durable or fixed extent as the last commit has it."""
+        committed, at = self._committed, self._numbers[key]
+        fixed = key in self._fixed
+        return WrittenExtent(
+            key=key,
+            file=self._file(key, None if fixed else committed.slots[at]),
+            start=self._offsets[key],
+            size=self._size(key),
+            checksums=(committed.fixed_checksums if fixed else committed.checksums)[at],
+        )
 
     def write(self, key: str, parts: Sequence[Tensor]) -> Transfer:
         """Start writing a whole extent from ``parts`` (uint8, page-aligned, whole blocks), end to end.
@@ -436,26 +455,11 @@ class Store:
                 f"the store in {self.folders[0]} has one slot and was written to since its last commit, so there is "
                 f"nothing to verify until the next"
             )
-        committed = self._committed
-        extents = [
-            (key, self._files[slot], checksums)
-            for key, slot, checksums in zip(self._extents, committed.slots, committed.checksums, strict=True)
-        ]
-        extents += [
-            (key, self._file(key, None), checksums)
-            for key, checksums in zip(self._fixed, committed.fixed_checksums, strict=True)
-        ]
         pieces = [
-            CommittedPiece(
-                key=key,
-                file=file.files[piece.folder],
-                offset=piece.offset,
-                length=piece.length,
-                checksum=checksum,
-            )
-            for key, file, checksums in extents
+            piece
+            for key in (*self._extents, *self._fixed)
             if keys is None or key in keys
-            for piece, checksum in zip(file.pieces(self._offsets[key], self._size(key)), checksums, strict=True)
+            for piece in self._committed_extent(key).pieces()
         ]
         return damages(pieces, progress)
 
