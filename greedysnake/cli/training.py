@@ -33,7 +33,7 @@ from greedysnake.cli.resuming import (
     resumed_config,
 )
 from greedysnake.cli.samples import SAMPLES_NAME, Sampler
-from greedysnake.config import RunConfig, dump_config
+from greedysnake.config import RunConfig, dump_config, with_absolute_paths
 from greedysnake.data import (
     TokenBatches,
     check_sequence_length,
@@ -123,7 +123,7 @@ def _begin(
     try:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
         with writing(run):
-            write_text_atomic(run / "config.yaml", dump_config(_with_absolute_paths(config)))
+            write_text_atomic(run / "config.yaml", dump_config(with_absolute_paths(config)))
         inputs = prepare_inputs(config)
         with writing(run):
             inputs.tokenizer.save_pretrained(run / TOKENIZER_FOLDER)
@@ -438,16 +438,6 @@ def _describe_trained(skeleton: Skeleton) -> str:
 
 def _describe_folder(use: FolderBudget) -> str:
     return f"{format_bytes(use.needed)} in {use.folder} ({format_bytes(use.left)} left there)"
-
-
-def _with_absolute_paths(config: RunConfig) -> RunConfig:
-    """The config with a storage folder and a hardware file that are found from anywhere."""
-    engine, changes = config.engine, dict[str, Any]()
-    if engine.storage is not None:
-        changes["storage"] = [folder.resolve() for folder in engine.storage]
-    if engine.hardware is not None and Path(engine.hardware).expanduser().is_file():
-        changes["hardware"] = str(Path(engine.hardware).expanduser().resolve())
-    return config.model_copy(update={"engine": engine.model_copy(update=changes)})
 
 
 def _make_folder(path: Path) -> list[Path]:
