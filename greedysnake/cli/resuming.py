@@ -89,6 +89,15 @@ def has_not_begun(run: Path, folders: Sequence[Path]) -> bool:
     return Store.contents_of(folders) is None or half_loaded(folders) is not None
 
 
+def describe_beginning(run: Path, folders: Sequence[Path]) -> str:
+    """What becomes of a run that had not begun."""
+    found = half_loaded(folders)
+    if found is None:
+        return f"{run} had not begun, and nothing of its model had been kept. Loading it from the beginning"
+    there = f"{found.get('done')} of {found.get('groups')} parts are there"
+    return f"{run} had not begun: its model was still being loaded ({there}). Going on with that"
+
+
 def as_saved(config: RunConfig, model: Path) -> RunConfig:
     """The config with model and tokenizer as the run saved them: the originals may have gone or changed.
 

@@ -28,6 +28,7 @@ from greedysnake.cli.resuming import (
     TOKENIZER_FOLDER,
     as_saved,
     check_same_data,
+    describe_beginning,
     has_not_begun,
     moving_bar,
     resumed_config,
@@ -167,7 +168,7 @@ def resume_training(
     after = ExitStack()
     folders = config.storage_folders
     if has_not_begun(run, folders):
-        console.print(f"{run} had not begun: its model was still being loaded. Going on with that")
+        console.print(describe_beginning(run, folders))
         return _begin(config, console, [], start)
     console.print(f"Checking the last snapshot of {run}, in {', '.join(map(str, folders))}")
     with moving_bar(console, "Checking") as progress:

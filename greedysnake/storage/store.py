@@ -2,8 +2,8 @@
 
 Durable extents have two slots. Writes go to the slot that is *not* committed, so a commit (flush, then
 one rename) copies nothing and a crash or a rollback at any instant leaves the last commit whole.
-Fixed extents have one slot, are written before the first commit, and only read from then on. Scratch
-extents have one slot and no promise. The store knows bytes by key and nothing of models.
+Fixed extents have one slot: each is written before the first commit that names it, and only read from then on.
+Scratch extents have one slot and no promise. The store knows bytes by key and nothing of models.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ from greedysnake.storage.small_files import flush_folder, remove_file, remove_te
 from greedysnake.storage.striping import StripedFile, sync_all
 from greedysnake.storage.system import System
 from greedysnake.storage.vacancy import check_only_own, check_vacant, clear, give_up, give_up_locks
-from greedysnake.storage.verify import Damage, damages
+from greedysnake.storage.verify import CommittedPiece, Damage, damages
 
 
 class Store:
@@ -74,8 +74,9 @@ class Store:
                 self._files.append(held.striped_file(name, manifest.geometry, size, create=create, writable=writable))
             if self._fixed:
                 size = sum(self._fixed.values())
+                unfinished = not all(manifest.fixed_checksums)
                 self._fixed_file = held.striped_file(
-                    FIXED_NAME, manifest.geometry, size, create=create, writable=create
+                    FIXED_NAME, manifest.geometry, size, create=create, writable=create or (writable and unfinished)
                 )
         except BaseException:
             self._close_files()
@@ -101,7 +102,7 @@ class Store:
             folders: one or more, best on a disk each; made if missing; must not hold a store already.
             run: identity of the run, written to the manifest.
             durable, scratch: bytes by key, multiples of 4096.
-            fixed: likewise of what is written once, before the first commit.
+            fixed: likewise of what is written once, before the first commit after that.
             slots: 2; or 1, which takes half the disk but loses the last commit when the run ends between the first
                 write after it and the next commit.
             weights: small integers, the share of the stripes that each folder gets; None: by measured rates.
@@ -255,12 +256,12 @@ class Store:
         start = self._offsets[key] + offset
         file.check([into], start)
         self.read_bytes += into.numel()
-        if not self._writable:
-            return Transfer(read_checked(self._committed_extent(key), into, offset))
+        if not self._writable and (extent := self._committed_extent(key)).checksums:
+            return Transfer(read_checked(extent, into, offset))
         return Transfer(file.read(into, start))
 
     def _committed_extent(self, key: str) -> WrittenExtent:
-        """A durable or fixed extent as the last commit has it."""
+        """A durable or fixed extent as the last commit has it; without checksums a fixed one that it does not name."""
         committed, at = self._committed, self._numbers[key]
         fixed = key in self._fixed
         return WrittenExtent(
@@ -271,11 +272,16 @@ class Store:
             checksums=(committed.fixed_checksums if fixed else committed.checksums)[at],
         )
 
+    def _written_pieces(self, key: str) -> list[CommittedPiece]:
+        """Those of a durable or fixed extent that the last commit names."""
+        extent = self._committed_extent(key)
+        return extent.pieces() if extent.checksums else []
+
     def write(self, key: str, parts: Sequence[Tensor]) -> Transfer:
         """Start writing a whole extent from ``parts`` (uint8, page-aligned, whole blocks), end to end.
 
         A durable extent is written to its uncommitted slot, and read from there from now on. A fixed one is written
-        before the first commit only.
+        until a commit names it.
 
         Raises:
             StorageError: a write or commit failed before.
@@ -284,7 +290,7 @@ class Store:
         durable = key in self._extents or fixed
         file = self._file(key, self._slot_to_write(key) if key in self._extents else None)
         self._check_writable()
-        if fixed and self._has_commit:
+        if fixed and self._committed.fixed_checksums[self._numbers[key]]:
             raise ValueError(f"{key!r} is fixed: the store has a commit, so it is only read")
         count = sum(part.numel() for part in parts)
         if durable and count != self._size(key):
@@ -372,7 +378,8 @@ class Store:
         try:
             if not self._has_commit:
                 sync_tree(self._held.system, self.folders[0] / OWNER_FOLDER)
-            changed = [] if self._has_commit or self._fixed_file is None else [self._fixed_file]
+            named = not self._has_commit or self._fixed.keys() & self._written.keys()  # at first for the file's size
+            changed = [self._fixed_file] if self._fixed_file is not None and named else []
             sync_all([*self._files, *changed])
             manifest.write(self.folders[0], self._held.system)
         except StorageError as error:
@@ -459,7 +466,7 @@ class Store:
             piece
             for key in (*self._extents, *self._fixed)
             if keys is None or key in keys
-            for piece in self._committed_extent(key).pieces()
+            for piece in self._written_pieces(key)
         ]
         return damages(pieces, progress)
 
