@@ -239,11 +239,16 @@ def test_mistakes_are_told_in_one_message(run, tmp_path):
 def test_prompts_from_files_and_chats(tmp_path):
     (tmp_path / "lines.txt").write_text("one\n\ntwo words\n")
     (tmp_path / "lines.jsonl").write_text('"one\\nline"\n{"prompt": "two"}\n')
-    (tmp_path / "wrong.jsonl").write_text('{"text": "two"}\n')
+    (tmp_path / "wrong.jsonl").write_text('"one"\n\n{"text": "two"}\n')
     assert read_prompts(tmp_path / "lines.txt") == ["one", "two words"]
     assert read_prompts(tmp_path / "lines.jsonl") == ["one\nline", "two"]
-    with pytest.raises(ConfigError, match="neither a string"):
+    with pytest.raises(ConfigError, match=r"wrong\.jsonl, line 3 is neither a string"):
         read_prompts(tmp_path / "wrong.jsonl")
+    (tmp_path / "separators.jsonl").write_text('"one\u2028two\x85three"\r\n', newline="")
+    assert read_prompts(tmp_path / "separators.jsonl") == ["one\u2028two\x85three"]
+    (tmp_path / "binary.txt").write_bytes(b"ab\xff\x00")
+    with pytest.raises(ConfigError, match=r"binary\.txt cannot be read: it is not text in UTF-8 \(byte 2\)"):
+        read_prompts(tmp_path / "binary.txt")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_prompts(tmp_path / "missing.txt")
     tokenizer = load_tokenizer("bytes")

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from greedysnake.config import RunConfig, load_config, paths_in, with_absolute_paths
+from greedysnake.config.checks import LENGTHS
 from greedysnake.data import TokenBatches
 from greedysnake.engine.loading import half_loaded
 from greedysnake.engine.trainer import Trainer
@@ -58,6 +59,7 @@ def resumed_config(run: Path, overrides: Sequence[str]) -> RunConfig:
         ConfigError: it is not a run folder, or settings are changed that cannot be.
     """
     before = with_absolute_paths(run_config(run))
+    overrides = [*_other_lengths(overrides), *overrides]
     after = with_absolute_paths(load_config(run / "config.yaml", overrides).model_copy(update={"run": before.run}))
     old, new = _flat(before.model_dump()), _flat(after.model_dump())
     problems = [
@@ -80,6 +82,13 @@ def resumed_config(run: Path, overrides: Sequence[str]) -> RunConfig:
     if problems:
         raise ConfigError("\n".join(problems))
     return after
+
+
+def _other_lengths(overrides: Sequence[str]) -> list[str]:
+    """Overrides that take back the length a run had, where it is given another in steps, epochs or tokens."""
+    changes = {key.strip(): value.strip() for key, _, value in (one.partition("=") for one in overrides)}
+    given = [name for name in LENGTHS if changes.get(f"training.{name}", "null") not in {"null", "~", ""}]
+    return [f"training.{name}=null" for name in LENGTHS if name not in given] if len(given) == 1 else []
 
 
 def has_not_begun(run: Path, folders: Sequence[Path]) -> bool:
