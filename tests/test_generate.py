@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from architectures import random_batches, small_config
 from small_run import run_well, write_config
+from test_cli import command  # noqa: F401
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Cache, PreTrainedModel
 
@@ -177,6 +179,31 @@ def test_a_run_with_samples_is_bitwise_one_without(run):
     with_samples = AutoModelForCausalLM.from_pretrained(run.parent / "model").state_dict()
     without = AutoModelForCausalLM.from_pretrained(run.parent / "plain").state_dict()
     assert all(torch.equal(with_samples[key], without[key]) for key in without)
+
+
+def test_samples_that_cannot_be_are_told_before_the_first_step(tmp_path, command):  # noqa: F811
+    path = write_config(tmp_path)
+    settings = yaml.safe_load(path.read_text())
+    settings["model"]["config"]["max_position_embeddings"] = 10**7
+    settings["training"] |= {"sample_every": 1, "sample_prompts": ["the quick", "a"], "sample_tokens": 2, "steps": 1}
+    path.write_text(yaml.safe_dump(settings))
+    many = ["training.sample_tokens=9000000", "engine.host_memory=3GiB"]
+    status, _, errors = command("train", path, *many)
+    assert status == 1
+    assert "training.sample_tokens: 9,000,000 new tokens for 2 prompts of up to 9 tokens need" in errors
+    assert "Lower training.sample_tokens" in errors
+    assert not (tmp_path / "run").exists()
+    assert command("train", path)[0] == 0
+    status, _, errors = command("resume", tmp_path / "run", "training.steps=2", *many)
+    assert status == 1
+    assert "training.sample_tokens: 9,000,000" in errors
+    status, _, errors = command("resume", tmp_path / "run", "training.steps=2")
+    assert status == 0, errors
+    path = write_config(tmp_path, run=str(tmp_path / "other"))
+    long = f"training.sample_prompts=[{'a' * 64}]"
+    status, _, errors = command("train", path, "training.sample_every=1", long)
+    assert status == 1
+    assert "a prompt has 64 tokens, and the model has 64 positions" in errors
 
 
 @pytest.mark.parametrize("source", ["run", "model"])

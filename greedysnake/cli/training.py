@@ -33,6 +33,7 @@ from greedysnake.cli.resuming import (
     moving_bar,
     resumed_config,
 )
+from greedysnake.cli.sample_memory import check_samples
 from greedysnake.cli.samples import SAMPLES_NAME, Sampler
 from greedysnake.config import RunConfig, dump_config, with_absolute_paths
 from greedysnake.data import (
@@ -135,6 +136,7 @@ def _begin(
         loggers = after.enter_context(_loggers(config, 0, console))
         with moving_bar(console, "Loading") as progress:
             trainer = make_trainer(config, inputs, progress)
+        check_samples(sampler, trainer)
         with writing(run):
             write_plan(run, trainer, inputs.steps)
         console.print(_describe_plan(trainer, config))
@@ -182,6 +184,7 @@ def resume_training(
         sampler = Sampler.of(config, inputs.tokenizer)
         trainer.use_learning_rate(learning_rate(config, inputs.steps))
         trainer.reserve(batch_shape(config, inputs))
+        check_samples(sampler, trainer)
         if config.training.keep_best:
             check_room(trainer, run)
         loggers = after.enter_context(_loggers(config, trainer.steps_done, console))
