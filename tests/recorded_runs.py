@@ -16,7 +16,7 @@ from recorded_disk import RecordingSystem
 
 from greedysnake import AdamW, Trainer
 from greedysnake.engine.opening import MODEL_FOLDER, open_committed
-from greedysnake.engine.unit_store import durable_extents
+from greedysnake.engine.unit_store import durable_extents, fixed_extents
 from greedysnake.errors import StorageError
 from greedysnake.storage import Store, System, Transfer, aligned_empty
 
@@ -78,16 +78,17 @@ def content_of(store: Store, sizes: Mapping[str, int]) -> Content:
 def committed_in(folders: Sequence[Path]) -> tuple[int, Content]:
     """Steps and content of the last commit."""
     store, skeleton, contents = open_committed(folders)
+    extents = durable_extents(skeleton.layouts) | fixed_extents(skeleton.layouts)
     try:
-        return contents["progress"]["steps_done"], content_of(store, durable_extents(skeleton.layouts))
+        return contents["progress"]["steps_done"], content_of(store, extents)
     finally:
         store.close()
 
 
-def untroubled_run(folder: Path) -> Untroubled:
+def untroubled_run(folder: Path, **settings: Any) -> Untroubled:
     """A run that is closed after every step."""
     content = {}
-    make_trainer([folder]).close()
+    make_trainer([folder], **settings).close()
     for step in range(STEPS + 1):
         if step:
             with Trainer.resume(folder) as trainer:

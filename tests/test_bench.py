@@ -128,6 +128,9 @@ def test_problems_come_all_at_once(tmp_path, capsys):
     (tmp_path / "bench.json").write_text("[1]")
     assert "not a file of results" in fails(*command(tmp_path, "torch"), capsys=capsys)
     assert "--storage" in fails("bench", capsys=capsys)
+    out = tmp_path / "bench.json" / "there.json"
+    said = fails(*command(tmp_path, "torch"), "--out", str(out), capsys=capsys)
+    assert f"--out {out}: cannot write there: Not a directory" in said
 
 
 # Losses

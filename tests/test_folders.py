@@ -18,7 +18,7 @@ from test_export import assert_equal, saved_model, tensors_in
 from test_resume import losses_of
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from greedysnake import AdamW, Trainer
+from greedysnake import AdamW, Lora, Trainer
 from greedysnake.data import load_tokenizer
 from greedysnake.engine import loading
 from greedysnake.errors import ConfigError, ModelError, StorageError
@@ -136,6 +136,30 @@ def test_a_load_goes_on_also_with_random_weights_and_buffers(tmp_path, monkeypat
     with Trainer(config, tmp_path / "whole", **SMALL) as trainer:
         trainer.step(random_batches(1)[0])
         assert_equal(buffers, dict(trainer.skeleton.model.named_buffers()))
+    assert_equal(weights_in(tmp_path / "store"), weights_in(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"freeze": ["model.layers.[01].*", "*norm*"]}, {"lora": Lora(r=2, alpha=4), "dtype": "bfloat16"}],
+    ids=["frozen", "adapters"],
+)
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_load_goes_on_also_where_weights_are_written_once(tmp_path, monkeypatch, settings, damaged):
+    saved_model(tmp_path / "in", "llama")
+    broken_off(tmp_path / "store", monkeypatch, tmp_path / "in", **settings)
+    if damaged:
+        path = tmp_path / "store" / "fixed.bin"
+        path.write_bytes(b"\xff" * path.stat().st_size)
+    filled, fill = [], Checkpoint.fill
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoint, "fill", lambda s, k, m, seed=0: (filled.extend(m), fill(s, k, m, seed)))
+        with Trainer(tmp_path / "in", tmp_path / "store", **{**SMALL, **settings}) as trainer:
+            trainer.step(random_batches(1)[0])
+    units = len(trainer.skeleton.layouts)
+    assert filled == ([0, units - 1, *range(1, units - 1)] if damaged else [*range(1, units - 1)])
+    with Trainer(tmp_path / "in", tmp_path / "whole", **{**SMALL, **settings}) as trainer:
+        trainer.step(random_batches(1)[0])
     assert_equal(weights_in(tmp_path / "store"), weights_in(tmp_path / "whole"))
 
 

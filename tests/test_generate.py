@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from architectures import random_batches, small_config
 from small_run import run_well, write_config
+from test_cli import command  # noqa: F401
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Cache, PreTrainedModel
 
@@ -179,6 +181,31 @@ def test_a_run_with_samples_is_bitwise_one_without(run):
     assert all(torch.equal(with_samples[key], without[key]) for key in without)
 
 
+def test_samples_that_cannot_be_are_told_before_the_first_step(tmp_path, command):  # noqa: F811
+    path = write_config(tmp_path)
+    settings = yaml.safe_load(path.read_text())
+    settings["model"]["config"]["max_position_embeddings"] = 10**7
+    settings["training"] |= {"sample_every": 1, "sample_prompts": ["the quick", "a"], "sample_tokens": 2, "steps": 1}
+    path.write_text(yaml.safe_dump(settings))
+    many = ["training.sample_tokens=9000000", "engine.host_memory=3GiB"]
+    status, _, errors = command("train", path, *many)
+    assert status == 1
+    assert "training.sample_tokens: 9,000,000 new tokens for 2 prompts of up to 9 tokens need" in errors
+    assert "Lower training.sample_tokens" in errors
+    assert not (tmp_path / "run").exists()
+    assert command("train", path)[0] == 0
+    status, _, errors = command("resume", tmp_path / "run", "training.steps=2", *many)
+    assert status == 1
+    assert "training.sample_tokens: 9,000,000" in errors
+    status, _, errors = command("resume", tmp_path / "run", "training.steps=2")
+    assert status == 0, errors
+    path = write_config(tmp_path, run=str(tmp_path / "other"))
+    long = f"training.sample_prompts=[{'a' * 64}]"
+    status, _, errors = command("train", path, "training.sample_every=1", long)
+    assert status == 1
+    assert "a prompt has 64 tokens, and the model has 64 positions" in errors
+
+
 @pytest.mark.parametrize("source", ["run", "model"])
 def test_the_command_gives_what_transformers_gives(source, run, capsys):
     run_well(
@@ -239,11 +266,16 @@ def test_mistakes_are_told_in_one_message(run, tmp_path):
 def test_prompts_from_files_and_chats(tmp_path):
     (tmp_path / "lines.txt").write_text("one\n\ntwo words\n")
     (tmp_path / "lines.jsonl").write_text('"one\\nline"\n{"prompt": "two"}\n')
-    (tmp_path / "wrong.jsonl").write_text('{"text": "two"}\n')
+    (tmp_path / "wrong.jsonl").write_text('"one"\n\n{"text": "two"}\n')
     assert read_prompts(tmp_path / "lines.txt") == ["one", "two words"]
     assert read_prompts(tmp_path / "lines.jsonl") == ["one\nline", "two"]
-    with pytest.raises(ConfigError, match="neither a string"):
+    with pytest.raises(ConfigError, match=r"wrong\.jsonl, line 3 is neither a string"):
         read_prompts(tmp_path / "wrong.jsonl")
+    (tmp_path / "separators.jsonl").write_text('"one\u2028two\x85three"\r\n', newline="")
+    assert read_prompts(tmp_path / "separators.jsonl") == ["one\u2028two\x85three"]
+    (tmp_path / "binary.txt").write_bytes(b"ab\xff\x00")
+    with pytest.raises(ConfigError, match=r"binary\.txt cannot be read: it is not text in UTF-8 \(byte 2\)"):
+        read_prompts(tmp_path / "binary.txt")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_prompts(tmp_path / "missing.txt")
     tokenizer = load_tokenizer("bytes")

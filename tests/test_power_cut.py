@@ -140,6 +140,34 @@ def test_power_cut_at_any_moment_leaves_the_last_snapshot(tmp_path, scratch, unt
         assert committed_in(folders) == (STEPS, untroubled.content[STEPS])
 
 
+def test_power_cut_while_a_part_is_frozen(tmp_path, scratch):
+    """What is written once is there with the first commit, and stays."""
+    frozen = {"freeze": ["model.embed_tokens.*", "model.layers.0.*"]}
+    expected = untroubled_run(tmp_path / "untroubled" / "store", **frozen)
+    first = tmp_path / "first"
+    first.mkdir()
+    lives: Lives = [(2, {"delayed_share": 0.5, "snapshot_every": 1}, False), (1, {"delayed_share": 1.0}, True)]
+    run = recorded_run(RecordingSystem(first), folders_in(first, 2), lives, **frozen)
+    assert any(event.operation is not None and is_fixed(event.operation) for event in run.recording.events)
+    inspector, found_at = Inspector(run, expected, scratch / "state"), set[int | str]()
+
+    def seen(state: CrashState, found: int | str) -> None:
+        found_at.add(found if isinstance(found, int) else "nothing")
+
+    assert list(problems_of(run, inspector, chances=2, seen=seen)) == []
+    assert found_at == {"nothing", 0, 1, 2}
+    forgetful = [event for event in run.recording.events if not (event.operation and flushes_fixed(event.operation))]
+    assert list(problems_of(run, inspector, events=forgetful, chances=2)) != []
+
+
+def is_fixed(operation: Operation) -> bool:
+    return operation.kind == "write" and operation.path.name == "fixed.bin"
+
+
+def flushes_fixed(operation: Operation) -> bool:
+    return operation.kind == "flush" and operation.path.name == "fixed.bin"
+
+
 def test_power_cut_after_a_power_cut(tmp_path, scratch, untroubled):
     first = tmp_path / "first"
     first.mkdir()

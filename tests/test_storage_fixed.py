@@ -48,6 +48,34 @@ def test_fixed_extents_last_and_are_only_read_after_the_first_commit(tmp_path, s
     assert path.read_bytes() == before
 
 
+def test_each_is_written_until_a_commit_names_it_also_after_a_crash(tmp_path):
+    store = small_store(tmp_path, fixed=FIXED)
+    store.write("f", [content(FIXED["f"], 9)]).wait()
+    store.write("f", [content(FIXED["f"], FIXED["f"])]).wait()
+    store.commit({})
+    with pytest.raises(ValueError, match="'f' is fixed"):
+        store.write("f", [content(FIXED["f"], 5)])
+    store.write("g", [content(FIXED["g"], 9)]).wait()  # and nothing commits it
+    store.close()
+    store, _ = Store.open([tmp_path])
+    assert store.verify() == []
+    assert read(store, "f", FIXED["f"]) == bytes(content(FIXED["f"], FIXED["f"]).numpy())
+    read(store, "g", FIXED["g"])  # whatever is there
+    store.close()
+    store, _ = Store.open([tmp_path], writable=True)
+    with pytest.raises(ValueError, match="'f' is fixed"):
+        store.write("f", [content(FIXED["f"], 5)])
+    store.write("g", [content(FIXED["g"], FIXED["g"])]).wait()
+    store.commit({})
+    store.close()
+    store, _ = Store.open([tmp_path], writable=True)
+    with pytest.raises(ValueError, match="'g' is fixed"):
+        store.write("g", [content(FIXED["g"], 5)])
+    assert store.verify() == []
+    assert kept(store)
+    store.close()
+
+
 def test_they_take_their_disk_once(tmp_path):
     store = made(tmp_path)
     assert store.disk_bytes == 2 * 4 * BLOCK_BYTES + 5 * BLOCK_BYTES + 2 * BLOCK_BYTES

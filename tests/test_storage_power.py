@@ -16,14 +16,16 @@ from stores import content, read
 from greedysnake.errors import StorageError
 from greedysnake.storage import BLOCK_BYTES, Store, remove_store
 
-SIZES = {"a": 2 * BLOCK_BYTES, "b": 3 * BLOCK_BYTES}
+DURABLE = {"a": 2 * BLOCK_BYTES, "b": 3 * BLOCK_BYTES}
+FIXED = {"f": BLOCK_BYTES, "g": 3 * BLOCK_BYTES}
+SIZES = DURABLE | FIXED
 STRIPE = BLOCK_BYTES
 
 State = tuple[int, dict[str, bytes]]
 """Number of a commit, and what its extents hold."""
 
-EMPTY: State = (0, {key: bytes(size) for key, size in SIZES.items()})
-"""Before the first commit."""
+EMPTY: State = (0, {key: bytes(size) for key, size in DURABLE.items()})
+"""Before the first commit; of what is written once, a state has what has been written."""
 
 
 def folders_of(count: int) -> list[Path]:
@@ -38,7 +40,8 @@ def new_store(disk: SimulatedDisk, folders: list[Path], slots: int) -> Store:
     return Store.create(
         folders,
         run="run",
-        durable=SIZES,
+        durable=DURABLE,
+        fixed=FIXED,
         scratch={"s": BLOCK_BYTES},
         slots=slots,
         weights=[1] * len(folders),
@@ -49,22 +52,23 @@ def new_store(disk: SimulatedDisk, folders: list[Path], slots: int) -> Store:
 
 def work(store: Store, state: State, steps: list[set[str]], made: list[State]) -> None:
     """Writes and commits; ``made`` gets every state that may be found from now on, the last first."""
-    for keys in steps:
+    for wanted in steps:
         number, held = state
         number += 1
+        keys = wanted - (FIXED.keys() & held.keys())  # these are there for good
         for key in sorted(keys):
             store.write(key, [content(SIZES[key], 100 * number + ord(key))]).wait()
         store.write("s", [content(BLOCK_BYTES, 0)])
         state = number, held | values(number, keys)
         made.insert(0, state)
-        store.commit({"number": number})
+        store.commit({"number": number, "there": sorted(state[1])})
         del made[1:]
 
 
 def found_on(disk: SimulatedDisk, folders: list[Path]) -> State:
     store, contents = Store.open(folders, system=disk)
     assert store.verify() == []
-    state = contents["number"], {key: read(store, key, size) for key, size in SIZES.items()}
+    state = contents["number"], {key: read(store, key, SIZES[key]) for key in contents["there"]}
     store.close()
     return state
 
@@ -84,7 +88,7 @@ def problem_of(action: Callable[[], object]) -> str | None:
 @example(count=1, lives=[[set()], [set()]], seed=41070653, slots=2)  # killed between making a folder and flushing it
 @given(
     count=st.integers(1, 3),
-    lives=st.lists(st.lists(st.sets(st.sampled_from("ab")), min_size=1, max_size=4), min_size=1, max_size=4),
+    lives=st.lists(st.lists(st.sets(st.sampled_from("abfg")), min_size=1, max_size=4), min_size=1, max_size=4),
     seed=st.integers(0, 2**32),
     slots=st.sampled_from([2, 2, 1]),
 )
@@ -130,7 +134,7 @@ def test_a_kill_or_power_failure_at_any_call_leaves_a_commit_whole(count, lives,
 @pytest.mark.parametrize("slots", [1, 2])
 def test_power_that_fails_before_each_call_of_a_commit_and_of_the_life_after(slots):
     folders = folders_of(2)
-    steps = [{"a", "b"}, {"a"}, {"b"}]
+    steps = [{"a", "b", "f"}, {"a", "g"}, {"b"}]
     whole = SimulatedDisk()
     store = new_store(whole, folders, slots)
     begun = whole.calls
@@ -180,7 +184,7 @@ def test_a_commit_whose_process_was_killed_before_it_was_sure_lasts_once_the_nex
     store.close()
     disk = disk.after_kill()
     store, contents = Store.open(folders, writable=True, system=disk)
-    assert contents == {"number": 2}
+    assert contents == {"number": 2, "there": ["a", "b"]}
     for key, size in SIZES.items():
         store.write(key, [content(size, 7)]).wait()
     disk.fail_at = 0

@@ -153,6 +153,9 @@ def test_a_run_of_epochs_and_one_of_tokens(tmp_path, command):  # noqa: F811
     assert {line["tokens"] for line in lines} == {4 * 32}
     assert lines[-1]["target_tokens_seen"] >= 1000 > lines[-2]["target_tokens_seen"]
     assert not Path(tmp_path / "tokens" / "best").exists()
+    status, _, errors = command("resume", tmp_path / "tokens", f"training.steps={len(lines) + 1}")  # and no tokens
+    assert status == 0, errors
+    assert len(read_metrics(tmp_path / "tokens" / "metrics.jsonl")) == len(lines) + 1
 
     status, _, errors = command(
         "train", path, f"run={tmp_path / 'new'}", "training.epochs=0.2", "optimizer.warmup_steps=50"

@@ -91,6 +91,13 @@ def run_bench(question: Question, console: Console) -> dict[str, Any]:
     """
     settings, systems = _checked(question)
     with question.place.held():
+        try:
+            question.place.logs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"--out {question.out}: cannot write there: {error.strerror}. Name a file in a folder that can be "
+                f"written"
+            ) from error
         return _measure(question, settings, systems, console)
 
 
@@ -210,7 +217,7 @@ def _print_table(lines: Sequence[Line], results: Results, console: Console) -> N
     alone = unchecked(results.measured)
     if wrong:
         console.print(f"[bold red]{len(wrong)} lines have losses that differ from the others': do not trust them.[/]")
-    elif not alone:
+    elif not alone and any(one.outcome.steps for one in results.measured):
         console.print(
             f"Losses of all systems agree within {LOSS_TOLERANCE:.0%} at each step, norms of gradients within "
             f"{NORM_TOLERANCE:.0%}."

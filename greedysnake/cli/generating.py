@@ -139,7 +139,8 @@ def _model_of(
             f"(greedysnake resume {source} goes on), or its store was deleted or moved"
         )
     if run is None and not source.is_dir():
-        raise ConfigError(f"{source} does not exist; give a run folder or a model folder")
+        what = "is not a folder" if source.exists() else "does not exist"
+        raise ConfigError(f"{source} {what}; give a run folder or a model folder")
     if run is None and not (source / "config.json").is_file():
         adapter = (source / "adapter_config.json").is_file()
         raise ConfigError(

@@ -224,8 +224,11 @@ def _count(tokens: float) -> str:
 
 def _budget_lines(found: Forecast, tokens: float | None) -> list[str]:
     """Days, energy and wear for a budget, or for what the model's size suggests."""
-    suggested = CHINCHILLA_TOKENS * found.query.workload.parameters
-    budget = found.budget(tokens or suggested)
+    parts = found.query.workload.parts
+    in_part = any(part.frozen_bytes for part in parts)  # the rule is of models that are trained whole
+    if in_part and tokens is None:
+        return ["How many days that is depends on the tokens to train on: --tokens 20M"]
+    budget = found.budget(tokens or CHINCHILLA_TOKENS * found.query.workload.parameters)
     lines = [
         f"[bold]{_count(budget.tokens)} tokens[/]: {budget.steps:,.0f} steps, [bold]{budget.days:,.1f} days[/]"
         + ("" if budget.kilowatt_hours is None else f", {budget.kilowatt_hours:,.0f} kWh")
@@ -234,7 +237,7 @@ def _budget_lines(found: Forecast, tokens: float | None) -> list[str]:
     ]
     if tokens is None:
         lines[0] += f"; that many are {CHINCHILLA_TOKENS} a parameter (Chinchilla), choose with --tokens"
-    else:
+    elif not in_part:
         lines.append(
             f"that is {tokens / found.query.workload.parameters:.3g} tokens a parameter; about {CHINCHILLA_TOKENS} "
             f"make the best of a budget of computation (Chinchilla)"

@@ -54,23 +54,31 @@ def read_prompts(path: Path) -> list[str]:
         ConfigError: the file cannot be read, or has no prompts.
     """
     try:
-        lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--prompt-file: {path} cannot be read: {error}") from error
-    prompts = [_prompt_of(line, path) for line in lines] if path.suffix == ".jsonl" else lines
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"--prompt-file: {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"--prompt-file: {path} cannot be read: it is not text in UTF-8 (byte {error.start}); name one with "
+            f"a prompt a line"
+        ) from error
+    # not splitlines(): it would also cut at characters that a JSON string may hold
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    structured = path.suffix == ".jsonl"
+    prompts = [_prompt_of(line, f"{path}, line {number}") if structured else line for number, line in lines]
     if not prompts:
         raise ConfigError(f"--prompt-file: {path} has no prompts; write one a line")
     return prompts
 
 
-def _prompt_of(line: str, path: Path) -> str:
+def _prompt_of(line: str, where: str) -> str:
     try:
         value = json.loads(line)
     except ValueError as error:
-        raise ConfigError(f"--prompt-file: a line of {path} is no JSON ({error}): {line[:80]}") from error
+        raise ConfigError(f"--prompt-file: {where} is no JSON ({error}): {line[:80]}") from error
     prompt = value.get("prompt") if isinstance(value, dict) else value
     if not isinstance(prompt, str):
-        raise ConfigError(f'--prompt-file: a line of {path} is neither a string nor {{"prompt": ...}}: {line[:80]}')
+        raise ConfigError(f'--prompt-file: {where} is neither a string nor {{"prompt": "..."}}: {line[:80]}')
     return prompt
 
 

@@ -8,7 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from greedysnake.config import RunConfig, load_config
+from greedysnake.config import RunConfig, load_config, paths_in, with_absolute_paths
+from greedysnake.config.checks import LENGTHS
 from greedysnake.data import TokenBatches
 from greedysnake.engine.loading import half_loaded
 from greedysnake.engine.trainer import Trainer
@@ -34,6 +35,9 @@ _FIXED = (
 )
 """Settings that decide what is stored, or which data a step has."""
 
+_MOVABLE = ("data.train", "data.evaluation")
+"""Of them, those that may be another place: data is compared by what is in it."""
+
 
 def run_config(run: Path) -> RunConfig:
     """The settings of a run, wherever its folder has been moved to.
@@ -54,19 +58,37 @@ def resumed_config(run: Path, overrides: Sequence[str]) -> RunConfig:
     Raises:
         ConfigError: it is not a run folder, or settings are changed that cannot be.
     """
-    before = run_config(run)
-    after = load_config(run / "config.yaml", overrides).model_copy(update={"run": before.run})
+    before = with_absolute_paths(run_config(run))
+    overrides = [*_other_lengths(overrides), *overrides]
+    after = with_absolute_paths(load_config(run / "config.yaml", overrides).model_copy(update={"run": before.run}))
     old, new = _flat(before.model_dump()), _flat(after.model_dump())
     problems = [
-        f"{name}: {new.get(name)!r} cannot be set for a run that began with {old.get(name)!r}"
+        f"{name}: {_shown(new.get(name))} cannot be set for a run that began with {_shown(old.get(name))}"
         for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name) and any(name == fixed or name.startswith(f"{fixed}.") for fixed in _FIXED)
+        if old.get(name) != new.get(name)
+        and any(name == fixed or name.startswith(f"{fixed}.") for fixed in _FIXED)
+        and name != "data.cache"
+        and not (name in _MOVABLE and old.get(name) and new.get(name))
     ]
     if any(override.partition("=")[0].strip() == "run" for override in overrides):
         problems.append("run: a run that goes on stays in its folder")
+    problems += [
+        f"{name}: {path} is not there, with which the run began. Bring it back, or say where it is now: greedysnake "
+        f"resume {run} {name}=PLACE"
+        for name, value in (("data.train", after.data.train), ("data.evaluation", after.data.evaluation))
+        for path in paths_in(value)
+        if not path.exists()
+    ]
     if problems:
         raise ConfigError("\n".join(problems))
     return after
+
+
+def _other_lengths(overrides: Sequence[str]) -> list[str]:
+    """Overrides that take back the length a run had, where it is given another in steps, epochs or tokens."""
+    changes = {key.strip(): value.strip() for key, _, value in (one.partition("=") for one in overrides)}
+    given = [name for name in LENGTHS if changes.get(f"training.{name}", "null") not in {"null", "~", ""}]
+    return [f"training.{name}=null" for name in LENGTHS if name not in given] if len(given) == 1 else []
 
 
 def has_not_begun(run: Path, folders: Sequence[Path]) -> bool:
@@ -74,6 +96,15 @@ def has_not_begun(run: Path, folders: Sequence[Path]) -> bool:
     if (run / "plan.json").exists() or (run / "metrics.jsonl").exists():
         return False
     return Store.contents_of(folders) is None or half_loaded(folders) is not None
+
+
+def describe_beginning(run: Path, folders: Sequence[Path]) -> str:
+    """What becomes of a run that had not begun."""
+    found = half_loaded(folders)
+    if found is None:
+        return f"{run} had not begun, and nothing of its model had been kept. Loading it from the beginning"
+    there = f"{found.get('done')} of {found.get('groups')} parts are there"
+    return f"{run} had not begun: its model was still being loaded ({there}). Going on with that"
 
 
 def as_saved(config: RunConfig, model: Path) -> RunConfig:
@@ -121,6 +152,13 @@ def moving_bar(console: Console | None, what: str) -> Iterator[Callable[[int, in
     with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _shown(value: object) -> str:
+    """A setting as one would write it."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_shown, value))}]"
+    return repr(str(value) if isinstance(value, Path) else value)
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -25,13 +25,15 @@ from greedysnake.cli.resuming import (
     TOKENIZER_FOLDER,
     as_saved,
     check_same_data,
+    describe_beginning,
     has_not_begun,
     moving_bar,
     resumed_config,
 )
+from greedysnake.cli.sample_memory import check_samples
 from greedysnake.cli.samples import SAMPLES_NAME, Sampler
 from greedysnake.cli.trainer import batch_shape, changeable_settings, learning_rate, make_trainer
-from greedysnake.config import RunConfig, dump_config
+from greedysnake.config import RunConfig, dump_config, with_absolute_paths
 from greedysnake.engine.loading import half_loaded
 from greedysnake.engine.opening import MODEL_FOLDER
 from greedysnake.engine.trainer import Trainer
@@ -93,7 +95,7 @@ def _begin(
     try:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
         with writing(run):
-            write_text_atomic(run / "config.yaml", dump_config(_with_absolute_paths(config)))
+            write_text_atomic(run / "config.yaml", dump_config(with_absolute_paths(config)))
         inputs = prepare_inputs(config)
         with writing(run):
             inputs.tokenizer.save_pretrained(run / TOKENIZER_FOLDER)
@@ -104,6 +106,7 @@ def _begin(
         loggers = after.enter_context(_loggers(config, 0, console))
         with moving_bar(console, "Loading") as progress:
             trainer = make_trainer(config, inputs, progress)
+        check_samples(sampler, trainer)
         with writing(run):
             write_plan(run, trainer, inputs.steps)
         console.print(_describe_plan(trainer, config))
@@ -137,7 +140,7 @@ def resume_training(
     after = ExitStack()
     folders = config.storage_folders
     if has_not_begun(run, folders):
-        console.print(f"{run} had not begun: its model was still being loaded. Going on with that")
+        console.print(describe_beginning(run, folders))
         return _begin(config, console, [], start)
     console.print(f"Checking the last snapshot of {run}, in {', '.join(map(str, folders))}")
     with moving_bar(console, "Checking") as progress:
@@ -151,6 +154,7 @@ def resume_training(
         sampler = Sampler.of(config, inputs.tokenizer)
         trainer.use_learning_rate(learning_rate(config, inputs.steps))
         trainer.reserve(batch_shape(config, inputs))
+        check_samples(sampler, trainer)
         if config.training.keep_best:
             check_room(trainer, run)
         loggers = after.enter_context(_loggers(config, trainer.steps_done, console))
@@ -268,16 +272,6 @@ def _describe_trained(skeleton: Skeleton) -> str:
 
 def _describe_folder(use: FolderBudget) -> str:
     return f"{format_bytes(use.needed)} in {use.folder} ({format_bytes(use.left)} left there)"
-
-
-def _with_absolute_paths(config: RunConfig) -> RunConfig:
-    """The config with a storage folder and a hardware file that are found from anywhere."""
-    engine, changes = config.engine, dict[str, Any]()
-    if engine.storage is not None:
-        changes["storage"] = [folder.resolve() for folder in engine.storage]
-    if engine.hardware is not None and Path(engine.hardware).expanduser().is_file():
-        changes["hardware"] = str(Path(engine.hardware).expanduser().resolve())
-    return config.model_copy(update={"engine": engine.model_copy(update=changes)})
 
 
 def _make_folder(path: Path) -> list[Path]:

@@ -1,6 +1,7 @@
 """The settings of a run: schema, loading with every mistake named at once, and the reference of all keys."""
 
 from greedysnake.config.load import dump_config, load_config
+from greedysnake.config.places import paths_in, with_absolute_paths
 from greedysnake.config.reference import reference_markdown
 from greedysnake.config.schema import (
     DataConfig,
@@ -21,6 +22,8 @@ __all__ = [
     "TrainingConfig",
     "dump_config",
     "load_config",
+    "paths_in",
     "reference_markdown",
     "suggest",
+    "with_absolute_paths",
 ]

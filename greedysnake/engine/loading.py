@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig, PreTrainedModel
 
-from greedysnake.engine.unit_store import state_key, weights_key
+from greedysnake.engine.unit_store import frozen_key, state_key, weights_key
 from greedysnake.errors import StorageError
 from greedysnake.models.skeleton import Skeleton
 from greedysnake.storage import Store, System, remove_store
@@ -169,12 +169,14 @@ def _restore(store: Store, skeleton: Skeleton, note: Mapping[str, Any]) -> bool:
         units = [unit for group in unit_groups(skeleton)[: note["done"]] for unit in group]
     except (OSError, SafetensorError, KeyError, TypeError, RuntimeError):
         return False
+    layouts = {unit: skeleton.layouts[unit] for unit in units}
     keys = {
         key(unit, chunk)
-        for unit in units
-        for chunk in range(len(skeleton.layouts[unit].chunks))
+        for unit, layout in layouts.items()
+        for chunk in range(len(layout.chunks))
         for key in (weights_key, state_key)
     }
+    keys |= {frozen_key(unit, chunk) for unit, layout in layouts.items() for chunk in range(len(layout.frozen))}
     return not store.verify(keys=keys)
 
 

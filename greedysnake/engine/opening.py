@@ -115,6 +115,7 @@ def write_model(
             write_unit(store, unit, layouts[unit], masters.pop(unit))
             there += layouts[unit].weight_bytes
             since_commit += sum(chunk.weight_bytes + chunk.state_bytes for chunk in layouts[unit].chunks)
+            since_commit += sum(chunk.weight_bytes for chunk in layouts[unit].frozen)
         if since_commit >= loading.COMMIT_BYTES and done < len(groups) and loaded.source is not None:
             commit_so_far(loaded, skeleton, done)
             since_commit = 0

@@ -1,9 +1,10 @@
 """The extents of a store: which bytes of which file each of them is."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from greedysnake.storage.budget import FolderBudget, check_budget, disk_budget, store_bytes
+from greedysnake.storage.checked import WrittenExtent
 from greedysnake.storage.folders import HeldFolders
 from greedysnake.storage.geometry import arranged, place
 from greedysnake.storage.manifest import Manifest
@@ -22,8 +23,8 @@ class Extents:
     Args:
         held: the folders. They stay held when making this fails, but their threads have stopped.
         manifest: the extents and how they are laid out.
-        create: whether the files are made, of a new store; their fixed extents can be written then.
-        writable: whether there will be writes to durable extents.
+        create: whether the files are made, of a new store.
+        writable: whether there will be writes to durable extents, and to fixed ones that no commit names yet.
 
     Raises:
         StorageError: a file cannot be made or opened.
@@ -36,6 +37,7 @@ class Extents:
         self._held = held
         self._geometry = manifest.geometry
         self._offsets = place(self.durable) | place(self.fixed)
+        self._numbers = {key: at for extents in (self.durable, self.fixed) for at, key in enumerate(extents)}
         self._slot_files: list[StripedFile] = []
         self._fixed_file: StripedFile | None = None
         self._scratch_file: StripedFile | None = None
@@ -43,7 +45,8 @@ class Extents:
             for name in SLOT_NAMES[: manifest.slot_count]:
                 self._slot_files.append(self._open(name, self.durable, create=create, writable=writable))
             if self.fixed:
-                self._fixed_file = self._open(FIXED_NAME, self.fixed, create=create, writable=create)
+                unfinished = writable and not all(manifest.fixed_checksums)
+                self._fixed_file = self._open(FIXED_NAME, self.fixed, create=create, writable=create or unfinished)
         except BaseException:
             self.close()
             raise
@@ -126,27 +129,22 @@ class Extents:
             raise ValueError(f"bytes {offset} to {offset + count} are outside extent {key!r} of {size} bytes")
         return self._offsets[key] + offset
 
+    def written(self, committed: Manifest, key: str) -> WrittenExtent:
+        """A durable or fixed extent as a commit has it; without checksums a fixed one that was not written by then."""
+        at, fixed = self._numbers[key], key in self.fixed
+        return WrittenExtent(
+            key=key,
+            file=self.file(key, None if fixed else committed.slots[at]),
+            start=self._offsets[key],
+            size=self.size(key),
+            checksums=(committed.fixed_checksums if fixed else committed.checksums)[at],
+        )
+
     def committed_pieces(self, committed: Manifest, keys: Collection[str] | None) -> list[CommittedPiece]:
         """The pieces of a commit with their checksums: of the extents ``keys``; None: of all."""
-        slots: Sequence[int | None] = [*committed.slots, *[None] * len(self.fixed)]
-        extents = zip(
-            [*self.durable, *self.fixed], slots, [*committed.checksums, *committed.fixed_checksums], strict=True
-        )
-        found = []
-        for key, slot, checksums in extents:
-            if keys is None or key in keys:
-                file = self.file(key, slot)
-                for piece, checksum in zip(file.pieces(self._offsets[key], self.size(key)), checksums, strict=True):
-                    found.append(
-                        CommittedPiece(
-                            key=key,
-                            file=file.files[piece.folder],
-                            offset=piece.offset,
-                            length=piece.length,
-                            checksum=checksum,
-                        )
-                    )
-        return found
+        named = [key for key in self._numbers if keys is None or key in keys]
+        extents = [self.written(committed, key) for key in named]
+        return [piece for extent in extents if extent.checksums for piece in extent.pieces()]
 
     def sync(self, *, fixed: bool) -> None:
         """Return when what was written to durable extents, and with ``fixed`` to fixed ones, is on the devices.

@@ -182,13 +182,26 @@ class BlockFile:
         for start in range(0, size, STRIPE_BYTES):
             self._write_piece([zeroes[: size - start]], start, False)
 
-    def read(self, into: Sequence[memoryview], offset: int, *, checksum: bool = False) -> Future[int]:
+    def read(
+        self,
+        into: Sequence[memoryview],
+        offset: int,
+        *,
+        checksum: bool = False,
+        accept: Callable[[int], None] | None = None,
+    ) -> Future[int]:
         """Start filling page-aligned memory of whole blocks from byte ``offset``.
 
+        Args:
+            into: the memory.
+            offset: of the first byte.
+            checksum: whether the crc32c of what is read is wanted.
+            accept: called with it on a reader's thread; what it raises is what the read ends with.
+
         Returns:
-            crc32c of what was read, or 0 without ``checksum``.
+            crc32c of what was read, or 0 where it is not wanted.
         """
-        return self._readers.submit(self._read_piece, into, offset, checksum)
+        return self._readers.submit(self._read_piece, into, offset, checksum, accept)
 
     def write(self, parts: Sequence[memoryview], offset: int, *, checksum: bool = False) -> Future[int]:
         """Start writing page-aligned memory of whole blocks at byte ``offset``.
@@ -198,9 +211,18 @@ class BlockFile:
         """
         return self._writers.submit(self._write_piece, parts, offset, checksum)
 
-    def _read_piece(self, views: Sequence[memoryview], offset: int, checksum: bool) -> int:
+    def _read_piece(
+        self,
+        views: Sequence[memoryview],
+        offset: int,
+        checksum: bool,
+        accept: Callable[[int], None] | None = None,
+    ) -> int:
         self._move("read", self._system.preadv, views, offset)
-        return checksum_of(views) if checksum else 0
+        value = checksum_of(views) if checksum or accept is not None else 0
+        if accept is not None:
+            accept(value)
+        return value
 
     def _write_piece(self, views: Sequence[memoryview], offset: int, checksum: bool) -> int:
         value = checksum_of(views) if checksum else 0

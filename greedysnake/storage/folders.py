@@ -161,7 +161,10 @@ def check_folders(folders: Sequence[Path], system: System) -> None:
         except OSError as error:
             raise StorageError(f"cannot read the storage folder {folder}: {reason(error)}") from error
         if status is None or not stat.S_ISDIR(status.st_mode):
-            raise StorageError(f"{folder} is not a folder, so there is no store to read")
+            raise StorageError(
+                f"{folder} is not a folder, so there is no store to read. If it was moved, or its disk is not mounted, "
+                f"bring it back; if it was deleted, begin a new run"
+            )
         place = (status.st_dev, status.st_ino)
         if place in seen:
             raise StorageError(

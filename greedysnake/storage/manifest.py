@@ -34,8 +34,8 @@ class Manifest(BaseModel):
         extents: name and bytes of every durable extent, in file order.
         slots: which slot (0 or 1) holds the committed content, an entry an extent.
         checksums: crc32c of each committed piece, a list an extent.
-        fixed: name and bytes of every extent that is written once, before the first commit, in file order.
-        fixed_checksums: crc32c of each of their pieces, a list an extent.
+        fixed: name and bytes of every extent that is written once, in file order.
+        fixed_checksums: crc32c of each of their pieces, a list an extent; an empty one until it has been written.
         contents: what the store's owner needs to make sense of the extents.
     """
 
@@ -66,15 +66,18 @@ class Manifest(BaseModel):
         if len(self.slots) != len(self.extents) or not set(self.slots) <= set(range(self.slot_count)):
             raise ValueError("its slots do not match its extents")
         self._check_checksums(dict(self.extents), self.checksums)
-        self._check_checksums(dict(self.fixed), self.fixed_checksums)
+        self._check_checksums(dict(self.fixed), self.fixed_checksums, may_lack=True)
         return self
 
-    def _check_checksums(self, sizes: Mapping[str, int], checksums: list[list[int]]) -> None:
-        """One for each piece of each extent of a file."""
+    def _check_checksums(self, sizes: Mapping[str, int], checksums: list[list[int]], *, may_lack: bool = False) -> None:
+        """One for each piece of each extent of a file; with ``may_lack`` none at all is right too."""
         stripe = self.geometry.stripe_bytes
         ends = [(start, start + sizes[key]) for key, start in place(sizes).items()]
         counts = [-(-end // stripe) - start // stripe if end > start else 0 for start, end in ends]
-        if [len(own) for own in checksums] != counts:
+        found = [len(own) for own in checksums]
+        if len(found) != len(counts) or any(
+            have != count and not (may_lack and have == 0) for have, count in zip(found, counts, strict=True)
+        ):
             raise ValueError("its checksums do not match its extents")
 
     @classmethod
@@ -101,7 +104,7 @@ class Manifest(BaseModel):
             slots=[0] * len(durable),
             checksums=zero_checksums(durable, geometry),
             fixed=list(fixed.items()),
-            fixed_checksums=zero_checksums(fixed, geometry),
+            fixed_checksums=[[] for _ in fixed],
             contents={},
         )
 

@@ -2,8 +2,8 @@
 
 Durable extents have two slots. Writes go to the slot that is *not* committed, so a commit (flush, then
 one rename) copies nothing and a crash or a rollback at any instant leaves the last commit whole.
-Fixed extents have one slot, are written before the first commit, and only read from then on. Scratch
-extents have one slot and no promise. The store knows bytes by key and nothing of models.
+Fixed extents have one slot: each is written before the first commit that names it, and only read from then on.
+Scratch extents have one slot and no promise. The store knows bytes by key and nothing of models.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from greedysnake.errors import StorageError
 from greedysnake.storage.budget import FolderBudget, check_budget, disk_budget, store_bytes
+from greedysnake.storage.checked import read_checked
 from greedysnake.storage.extents import Extents
 from greedysnake.storage.files import Transfer
 from greedysnake.storage.folders import (
@@ -78,7 +79,7 @@ class Store:
             folders: one or more, best on a disk each; made if missing; must not hold a store already.
             run: identity of the run, written to the manifest.
             durable, scratch: bytes by key, multiples of 4096.
-            fixed: likewise of what is written once, before the first commit.
+            fixed: likewise of what is written once, before the first commit after that.
             slots: 2; or 1, which takes half the disk but loses the last commit when the run ends between the first
                 write after it and the next commit.
             weights: small integers, the share of the stripes that each folder gets; None: by measured rates.
@@ -196,18 +197,23 @@ class Store:
     # Bytes in and out
 
     def read(self, key: str, into: Tensor, offset: int = 0) -> Transfer:
-        """Start filling ``into`` (uint8, page-aligned, whole blocks) from ``offset`` bytes into an extent."""
+        """Start filling ``into`` (uint8, page-aligned, whole blocks) from ``offset`` bytes into an extent.
+
+        In a store that was opened for reading alone every byte is compared with the checksums of its commit.
+        """
         file = self._extents.file(key, self._slots.latest(key))
         start = self._extents.start(key, offset, into.numel())
         file.check([into], start)
         self.read_bytes += into.numel()
+        if not self._writable and (extent := self._extents.written(self._slots.committed, key)).checksums:
+            return Transfer(read_checked(extent, into, offset))
         return Transfer(file.read(into, start))
 
     def write(self, key: str, parts: Sequence[Tensor]) -> Transfer:
         """Start writing a whole extent from ``parts`` (uint8, page-aligned, whole blocks), end to end.
 
         A durable extent is written to its uncommitted slot, and read from there from now on. A fixed one is written
-        before the first commit only.
+        until a commit names it.
 
         Raises:
             StorageError: a write or commit failed before.
@@ -216,7 +222,7 @@ class Store:
         durable = key in self._extents.durable or fixed
         file = self._extents.file(key, self._slots.to_write(key))
         self._check_writable()
-        if fixed and self._has_commit:
+        if fixed and self._extents.written(self._slots.committed, key).checksums:
             raise ValueError(f"{key!r} is fixed: the store has a commit, so it is only read")
         count = sum(part.numel() for part in parts)
         if durable and count != self._extents.size(key):
@@ -277,7 +283,8 @@ class Store:
         try:
             if not self._has_commit:
                 sync_tree(self._held.system, self.folders[0] / OWNER_FOLDER)
-            self._extents.sync(fixed=not self._has_commit)
+            named = not self._has_commit or bool(self._slots.written(list(self._extents.fixed)))
+            self._extents.sync(fixed=named)  # at first for the file's size
             manifest.write(self.folders[0], self._held.system)
         except StorageError as error:
             self._failure = f"a commit failed: {error}"

@@ -97,6 +97,11 @@ def _problem(piece: CommittedPiece, future: Future[int]) -> str | None:
         value = future.result()
     except StorageError as error:
         return str(error)
+    return checksum_problem(value, piece)
+
+
+def checksum_problem(value: int, piece: CommittedPiece) -> str | None:
+    """What is wrong with a piece that was read with this crc32c; None: nothing."""
     if value == piece.checksum:
         return None
     return f"its checksum is {value:08x} and was {piece.checksum:08x} when it was written"
