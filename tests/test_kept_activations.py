@@ -17,11 +17,13 @@ from greedysnake.plan import placement
 from greedysnake.plan.kept import saved_layer_bytes
 
 
-def trained(folder: Path, kept: float, layers_per_unit: int = 1) -> dict[str, Tensor]:
+def trained(
+    folder: Path, kept: float, layers_per_unit: int = 1, name: str = "gpt2_dropout", dtype: str = "float32"
+) -> dict[str, Tensor]:
     with Trainer(
-        small_config("gpt2_dropout"),
+        small_config(name),
         folder / "store",
-        dtype="float32",
+        dtype=dtype,
         kept_activations=kept,
         layers_per_unit=layers_per_unit,
         chunk_elements=8192,
@@ -44,6 +46,14 @@ def test_graphs_larger_than_planned_are_recomputed_bitwise_and_told_of_once(
     told = [record.getMessage() for record in caplog.records if "of activations for the backward" in record.message]
     assert len(told) == 1
     assert "more than the 2.93 KiB that were planned for it" in told[0]
+
+
+@pytest.mark.parametrize("name", ["gpt2_dropout", "mixtral", "gemma4_shared"])
+def test_in_bfloat16_too_kept_activations_change_nothing(tmp_path, caplog, name):
+    with caplog.at_level(logging.WARNING, logger="greedysnake"):
+        recomputed, kept = (trained(tmp_path / str(share), share, 2, name, "bfloat16") for share in (0.0, 0.6))
+    assert all(torch.equal(kept[key], recomputed[key]) for key in recomputed)
+    assert not [record for record in caplog.records if "of activations for the backward" in record.message]
 
 
 def test_a_unit_that_was_too_large_is_not_kept_again_until_more_is_planned():

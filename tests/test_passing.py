@@ -2,10 +2,15 @@
 
 import pytest
 import torch
+from architectures import random_batches
 from greenlet import greenlet
 from one_type import BITWISE, CLOSE, try_type
+from plain import PlainTrainer
+from small_types import small_config_of
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
+from greedysnake import AdamW, Trainer
 from greedysnake.models.calls import LayerCall, UnsupportedCallError
 from greedysnake.models.passing import Pass
 
@@ -21,6 +26,24 @@ def passed(given: list[Tensor]) -> Pass:
 def test_a_model_whose_head_reads_the_embeddings_output_trains(tmp_path):
     row = try_type("inkling2_text", tmp_path)
     assert row.result in (BITWISE, CLOSE), row.reason
+
+
+def test_a_head_that_reads_a_frozen_embeddings_output_leaves_it_alone(tmp_path):
+    config, frozen = small_config_of("inkling2_text"), "model.embed_tokens."
+    optimizer = AdamW(lr=2e-3, max_grad_norm=None)
+    with Trainer(config, tmp_path / "store", optimizer=optimizer, dtype="float32", freeze=[f"{frozen}*"]) as trainer:
+        trainer.save_pretrained(tmp_path / "before")
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / "before").float()
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(not name.startswith(frozen))
+        plain = PlainTrainer(model, optimizer, seed=0, lr=lambda _: optimizer.lr)
+        for batch in random_batches(2):
+            plain.step(batch, lambda _: range(4))
+            trainer.step(batch)
+        trainer.save_pretrained(tmp_path / "after")
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "after").state_dict()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
 
 
 def test_the_embeddings_part_of_the_heads_gradient_waits_for_its_backward():
