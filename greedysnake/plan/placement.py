@@ -42,6 +42,8 @@ from greedysnake.schedule import (
 from greedysnake.units import format_bytes
 
 _SHARE_STEPS = 20  # shares are multiples of a twentieth
+_NOT_FOR_KEPT = 1 / 16
+"""Part of the memory that kept activations leave free: torch's allocator has the last word on what they take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,12 @@ class Plan:
     def fits_host(self) -> bool:
         """Whether host memory suffices."""
         return sum(self.host_bytes.values()) <= self.host_budget
+
+    def leaves(self, share: float) -> bool:
+        """Whether a share of the memory that may be used is left where computation is."""
+        if not self.choices.separate_device:
+            return sum(self.host_bytes.values()) <= (1 - share) * self.host_budget
+        return self.device_budget is None or sum(self.device_bytes.values()) <= (1 - share) * self.device_budget
 
     def fits_device(self) -> bool:
         """Whether device memory suffices."""
@@ -258,7 +266,7 @@ def _with_kept(plan: Plan, plan_with: Callable[[Choices], Plan], request: PlanRe
     def kept_plan(part: float) -> Plan:
         return plan_with(replace(plan.choices, kept_activations=part * most))
 
-    part = _largest(lambda part: kept_plan(part).fits_host() and kept_plan(part).fits_device(), steps=max(1, pairs))
+    part = _largest(lambda part: kept_plan(part).leaves(_NOT_FOR_KEPT), steps=max(1, pairs))
     plan = kept_plan(part)
     reason = (
         f"activations of {plan.choices.kept_count(plan.shape)} of {pairs} pairs of a unit and a micro-batch are kept"
