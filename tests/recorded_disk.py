@@ -102,8 +102,8 @@ class RecordingSystem(System):
             self.events.append(Event(phase="end", operation=operation))
 
     def _seen(self, path: Path) -> None:
-        """Write down what somebody else has made."""
-        if path in self._numbers or path in self._folders or not path.exists():
+        """Write down what somebody else has made; what holds the base was there long before."""
+        if path in self._numbers or path in self._folders or path in self.base.parents or not path.exists():
             return
         if path.is_dir():
             with self._recorded(Operation(kind="mkdir", path=path)):
@@ -148,6 +148,9 @@ class RecordingSystem(System):
             return written
 
     def fsync(self, descriptor: int) -> None:
+        if self._open[descriptor][0] in self.base.parents:  # nothing in there is lost
+            super().fsync(descriptor)
+            return
         with self._recorded(self._operation("flush", descriptor)):
             super().fsync(descriptor)
 
