@@ -33,6 +33,8 @@ Written by `scripts/coverage.py`, with transformers {version}, which has {count}
 *Works, bitwise*: two steps of training from SSD in float32 give every bit of every parameter that a plain PyTorch
 loop gives, and a model folder that transformers wrote is the same after it was loaded and exported. *Within
 tolerance*: likewise, but tensors differ in their last bits. *Refused*: `greedysnake` says why, and changes nothing.
+Three fifths of the activations are kept for the backward, where they are no larger than planned; the others are
+recomputed.
 *Not tested*: plain PyTorch cannot make a small model of the type, or not train it on text alone, or nobody has tried.
 
 Each is a small model with random weights: four layers, four micro-batches of uneven lengths with padding, delayed

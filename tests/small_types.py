@@ -55,6 +55,7 @@ OWN: dict[str, dict[str, Any]] = {
         "layer_types": _TWO_KINDS,
         "num_kv_shared_layers": 2,
         "laurel_rank": 8,
+        "pad_token_id": 2,  # no token of the batches: where its row of zeros comes in, plain gradients are not finite
         "activation_sparsity_pattern": [0.0] * 4,
         "altup_num_inputs": 2,
     },
@@ -81,6 +82,8 @@ OWN: dict[str, dict[str, Any]] = {
     "reformer": {"axial_pos_embds_dim": (32, 32), "axial_pos_shape": (8, 16), "attn_layers": ["local", "lsh"] * 2},
     "inkling2_text": {"unpadded_vocab_size": 128},
     "inkling2_loop_text": {"unpadded_vocab_size": 128},
+    "kimi_linear": {"linear_num_heads": 4, "linear_head_dim": 16},
+    "bailing_hybrid": {"head_dim": 16},
     "bamba": {"mamba_n_heads": 8},
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_ssm": 128},
     "granitemoehybrid": {"mamba_n_heads": 8},
