@@ -76,16 +76,12 @@ def try_type(model_type: str, folder: Path) -> Row:
         model = AutoModelForCausalLM.from_config(config).float()  # what its constructor freezes is frozen
         model.load_state_dict(_whole(folder / "before"))
         plain = PlainTrainer(model, settings, seed=3, lr=rate.at)
-        unit_of = {slot.name: u for u, layout in enumerate(trainer.skeleton.layouts) for slot in layout.parameters}
-        unit_of["head"] = len(trainer.skeleton.layouts) - 1
-        for step, batch in enumerate(random_batches(STEPS)):
+        for batch in random_batches(STEPS):
             try:
                 result = trainer.step(batch)
             except ModelError as error:
                 return Row(model_type=model_type, result=REFUSED, reason=_line(error))
-            assert trainer.plan is not None
-            schedule = trainer.plan.build(pending=step > 0)
-            loss = plain.step(batch, lambda name: schedule.backward_order(unit_of[name]))  # noqa: B023
+            loss = plain.step_as(trainer, batch)
             found = (parameter.grad for parameter in plain.model.parameters() if parameter.grad is not None)
             if result.skipped is not None and not all(gradient.isfinite().all() for gradient in found):
                 return Row(model_type=model_type, result=UNTESTED, reason=f"plain PyTorch fails: {result.skipped}")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from greedysnake import AdamW
+from greedysnake import AdamW, Trainer
 from greedysnake.engine.batches import target_tokens
 from greedysnake.models.skeleton import decays
 from greedysnake.models.streaming import layer_seed
@@ -74,6 +74,14 @@ class PlainTrainer:
         self.optimizer.step()
         self._step += 1
         return loss
+
+    def step_as(self, trainer: Trainer, micro_batches: Sequence[dict[str, Tensor]]) -> float:
+        """One optimizer step in the order of the step that ``trainer`` has just made. Returns the loss."""
+        assert trainer.plan is not None
+        schedule, layouts = trainer.plan.build(pending=self._step > 0), trainer.skeleton.layouts
+        unit_of = {slot.name: unit for unit, layout in enumerate(layouts) for slot in layout.parameters}
+        unit_of["head"] = len(layouts) - 1
+        return self.step(micro_batches, lambda parameter: schedule.backward_order(unit_of[parameter]))
 
     def _untied_twin(self) -> tuple[PreTrainedModel, dict[str, tuple[str, str]]]:
         """A copy in which the head has a weight of its own; and the embedding's and its name there, by the model's."""

@@ -174,13 +174,9 @@ def test_training_on_packed_rows_is_bitwise_plain_pytorch_and_learns_what_padded
         )
         padded = unpacked_batches(documents, 4)
         assert trainer.evaluate(batches) == pytest.approx(trainer.evaluate(padded), rel=1e-5)
-        for step in range(3):
+        for _ in range(3):
             result = trainer.step(batches)
-            schedule = trainer.plan.build(pending=step > 0)
-            layouts = trainer.skeleton.layouts
-            unit_of = {slot.name: u for u, layout in enumerate(layouts) for slot in layout.parameters}
-            unit_of["head"] = len(layouts) - 1
-            loss = plain.step(batches, lambda name: schedule.backward_order(unit_of[name]))  # noqa: B023
+            loss = plain.step_as(trainer, batches)
             assert result.loss == pytest.approx(loss, rel=1e-6)
         assert trainer.evaluate(batches) == pytest.approx(trainer.evaluate(padded), rel=1e-5)
         trainer.save_pretrained(tmp_path / "after")

@@ -10,7 +10,6 @@ from plain import PlainTrainer
 from transformers import AutoModelForCausalLM
 
 from greedysnake import AdamW, LearningRate, Trainer
-from greedysnake.schedule import Schedule
 
 REQUIRED = [
     "gpt2",
@@ -92,12 +91,9 @@ def train_both(name: str, case: Case, folder: Path, steps: int = 5) -> None:
         AutoModelForCausalLM.from_pretrained(folder / "before", dtype=torch.float32), settings, seed=3, lr=rate.at
     )
     any_clipped = False
-    for step, batch in enumerate(random_batches(steps)):
+    for batch in random_batches(steps):
         result = trainer.step(batch)
-        schedule: Schedule = trainer.plan.build(pending=step > 0)
-        unit_of = {slot.name: u for u, layout in enumerate(trainer.skeleton.layouts) for slot in layout.parameters}
-        unit_of["head"] = len(trainer.skeleton.layouts) - 1
-        loss = plain.step(batch, lambda parameter: schedule.backward_order(unit_of[parameter]))  # noqa: B023
+        loss = plain.step_as(trainer, batch)
         assert result.skipped is None
         any_clipped |= result.clipped
         assert result.loss == pytest.approx(loss, rel=1e-6)

@@ -102,14 +102,11 @@ def test_what_is_trained_is_bitwise_plain_pytorch(case, tmp_path):
         parameter.requires_grad_(slots[name].trainable)
     plain = PlainTrainer(model, trainer.settings.optimizer, seed=3, lr=lambda step: 2e-3)
     clipped = False
-    for step, whole_batch in enumerate(random_batches(steps)):
+    for whole_batch in random_batches(steps):
         batch = whole_batch[: case.micro_batches]
         result = trainer.step(batch)
         clipped |= result.clipped
-        schedule = trainer.plan.build(pending=step > 0)
-        unit_of = {slot.name: u for u, layout in enumerate(trainer.skeleton.layouts) for slot in layout.parameters}
-        unit_of["head"] = len(trainer.skeleton.layouts) - 1
-        loss = plain.step(batch, lambda parameter: schedule.backward_order(unit_of[parameter]))  # noqa: B023
+        loss = plain.step_as(trainer, batch)
         assert result.loss == pytest.approx(loss, rel=1e-6)
     assert clipped or case.max_grad_norm is None
     trainer.save_pretrained(tmp_path / "after")

@@ -10,7 +10,7 @@ from torch import Tensor
 from greedysnake.errors import StorageError
 from greedysnake.storage.memory import aligned_empty, as_bytes
 from greedysnake.storage.striping import StripedFile
-from greedysnake.storage.verify import CommittedPiece, Damage, checksum_problem
+from greedysnake.storage.verify import CommittedPiece, checksum_problem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,14 +67,7 @@ def read_checked(extent: WrittenExtent, into: Tensor, offset: int) -> list[Futur
 def _accept(piece: CommittedPiece, whole: memoryview, target: memoryview, skipped: int, value: int) -> None:
     """Let what was read through to ``target`` if its checksum is right; ``skipped`` bytes come before it."""
     if problem := checksum_problem(value, piece):
-        damage = Damage(
-            path=piece.file.path,
-            offset=piece.offset,
-            length=piece.length,
-            key=piece.key,
-            reason=problem,
-            readable=True,
-        )
+        damage = piece.damage(problem, readable=True)
         raise StorageError(
             f"{damage}. The disk changed what was written to it: greedysnake verify lists all that is damaged; look at "
             f"the disk's health, and begin again from an export or a copy of the store"

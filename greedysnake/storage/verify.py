@@ -25,6 +25,17 @@ class CommittedPiece:
     length: int
     checksum: int
 
+    def damage(self, reason: str, *, readable: bool) -> "Damage":
+        """What to say of it if it is not as it was written."""
+        return Damage(
+            path=self.file.path,
+            offset=self.offset,
+            length=self.length,
+            key=self.key,
+            reason=reason,
+            readable=readable,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Damage:
@@ -72,16 +83,7 @@ def damages(pieces: Sequence[CommittedPiece], progress: Callable[[int, int], Non
             piece, buffer, future = under_way.popleft()
             reason = _problem(piece, future)
             if reason is not None:
-                found.append(
-                    Damage(
-                        path=piece.file.path,
-                        offset=piece.offset,
-                        length=piece.length,
-                        key=piece.key,
-                        reason=reason,
-                        readable=future.exception() is None,
-                    )
-                )
+                found.append(piece.damage(reason, readable=future.exception() is None))
             memory.append(buffer)
             done += piece.length
             if progress is not None:
