@@ -29,6 +29,7 @@ class ZeroSettings:
         persistent_elements: smaller parameters (norms) always stay in memory.
         accumulate: type in which gradients of micro-batches are added; ``bf16`` is DeepSpeed's choice.
         block_bytes, queue_depth, io_threads: of asynchronous I/O.
+        checkpointing: whether activations are recomputed layer by layer; else all of a micro-batch's stay in memory.
         reentrant: kind of checkpointing. Without, recomputed activations refer to swap buffers that are used again by
             then, and gradients are silently wrong.
     """
@@ -45,6 +46,7 @@ class ZeroSettings:
     block_bytes: int = 1 << 20
     queue_depth: int = 16
     io_threads: int = 1
+    checkpointing: bool = True
     reentrant: bool = True
 
 
@@ -133,8 +135,9 @@ def main() -> None:
             for name in file.keys():  # noqa: SIM118  # it is no mapping
                 with deepspeed.zero.GatheredParameters([named[name]], modifier_rank=0), torch.no_grad():
                     named[name].copy_(file.get_tensor(name))
-    kind = {"use_reentrant": settings.reentrant}
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kind)
+    if settings.checkpointing:
+        kind = {"use_reentrant": settings.reentrant}
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kind)
     engine, *_ = deepspeed.initialize(model=model, config=ds, model_parameters=model.parameters())
     engine.train()
     report.line("ready")

@@ -62,6 +62,20 @@ SYSTEMS = {
             own_environment=True,
             order="zero-infinity",
         ),
+        System(
+            name="zero-infinity-activations-in-memory",
+            module=_ZERO,
+            settings={"checkpointing": False},
+            own_environment=True,
+            order="zero-infinity",
+        ),
+        System(
+            name="zero-infinity-in-memory",
+            module=_ZERO,
+            settings={"parameters": "cpu", "checkpointing": False},
+            own_environment=True,
+            order="zero-infinity",
+        ),
         System(name="torch", module=_TORCH, order="torch"),
         System(name="torch-swap", module=_TORCH, swap=True, order="torch"),
     )
