@@ -12,6 +12,7 @@ from transformers import AutoConfig
 
 from greedysnake.errors import ConfigError, MemoryBudgetError, StorageError
 from greedysnake.plan.activations import BatchShape
+from greedysnake.plan.describe import describe_model
 from greedysnake.plan.forecast import describe, forecast, what_would_help
 from greedysnake.plan.hardware import Hardware
 from greedysnake.plan.memory import step_needs
@@ -22,7 +23,6 @@ from greedysnake.plan.query import Candidate, Case, PlanQuery, fits, simulate_ca
 from greedysnake.plan.random_cases import random_case
 from greedysnake.plan.search import search
 from greedysnake.plan.step_costs import least_seconds, least_shared
-from greedysnake.plan.workload import describe_model
 from greedysnake.schedule import BUILDERS, Choices, Kind, Resource, Tier
 
 SIZES = {
@@ -349,7 +349,7 @@ def test_planned_memory_is_what_the_pools_reserve():
 
 
 def test_a_large_models_plan_is_found_from_its_config_alone():
-    workload = describe_model(MODEL_PRESETS["gpt-175b"].config(), name="gpt-175b")
+    workload = MODEL_PRESETS["gpt-175b"].workload()
     large = machine(
         host_memory=256 * GIB,
         device_memory=40 * GIB,

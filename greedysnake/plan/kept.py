@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from greedysnake.models.skeleton import Skeleton
 from greedysnake.plan.activations import BatchShape, layer_activation_bytes
+from greedysnake.plan.model_sizes import activation_sizes
 
 _MARGIN = 1.1
 """The allocator does not fill its memory quite; real tensors may be laid out with a little more than fake ones."""
@@ -32,7 +33,7 @@ def kept_unit_bytes(skeleton: Skeleton, batch: BatchShape) -> int:
 def layer_kept_bytes(skeleton: Skeleton, tokens: int) -> int:
     """The same of a layer, for one sequence; from shapes alone where the layer's code cannot tell."""
     saved = saved_layer_bytes(skeleton, tokens)
-    return layer_activation_bytes(skeleton, tokens) if saved is None else saved
+    return layer_activation_bytes(activation_sizes(skeleton), tokens) if saved is None else saved
 
 
 class _SeenEnoughError(Exception):

@@ -22,6 +22,7 @@ from greedysnake.plan.activations import (
 )
 from greedysnake.plan.host import trim_heap
 from greedysnake.plan.kept import kept_unit_bytes
+from greedysnake.plan.model_sizes import activation_sizes
 from greedysnake.plan.prediction import Prediction, predict
 from greedysnake.plan.request import PlanRequest
 from greedysnake.plan.slots import NARROW, with_slots
@@ -170,9 +171,11 @@ def make_plan(skeleton: Skeleton, batch: BatchShape, request: PlanRequest, wish:
     if request.kept_activations != 0:
         shape = replace(shape, kept_bytes=kept_unit_bytes(skeleton, batch))
 
+    sizes = activation_sizes(skeleton)
+    computing = max(unit_activation_bytes(sizes, batch), head_activation_bytes(sizes, batch, head_tokens))
+    computing += paused_bytes(sizes, batch, head_tokens)
+
     def plan_with(choices: Choices) -> Plan:
-        computing = max(unit_activation_bytes(skeleton, batch), head_activation_bytes(skeleton, batch, head_tokens))
-        computing += paused_bytes(skeleton, batch, head_tokens)
         host, device = _needs(skeleton, computing, request.schedule, shape, choices)
         return Plan(
             batch=batch,
@@ -316,7 +319,7 @@ def step_shape(skeleton: Skeleton, batch: BatchShape) -> StepShape:
             for unit, layout in enumerate(skeleton.layouts)
         ),
         micro_batches=batch.micro_batches,
-        boundary_bytes=boundary_bytes(skeleton, batch),
+        boundary_bytes=boundary_bytes(activation_sizes(skeleton), batch),
         tied=structure.tied,
     )
 
@@ -326,7 +329,7 @@ def _head_tokens(skeleton: Skeleton, batch: BatchShape, request: PlanRequest) ->
     asked, tokens = request.head_chunk_tokens, batch.rows * batch.tokens
     problem = head_problem(skeleton)
     if asked is None:
-        chosen = planned_head_tokens(skeleton, batch, request.configured_memory)
+        chosen = planned_head_tokens(activation_sizes(skeleton), batch, request.configured_memory)
         why = "all at once would take too much memory"
     else:
         chosen, why = None if problem or asked >= tokens else asked, "as configured"
