@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoConfig
 
 from greedysnake.errors import ConfigError, MemoryBudgetError, StorageError
-from greedysnake.plan.activations import BatchShape
+from greedysnake.plan.activations import KEPT_LEAVES, BatchShape
 from greedysnake.plan.describe import describe_model
 from greedysnake.plan.forecast import describe, forecast, what_would_help
 from greedysnake.plan.hardware import Hardware
@@ -333,6 +333,17 @@ def test_a_budget_is_days_energy_and_wear():
     assert shown["predicted"] is True
     assert shown["budget"]["tokens"] == 1e9
     assert shown["bottleneck"] in ("compute", "disk", "h2d", "d2h", "cpu")
+
+
+def test_kept_activations_leave_memory_free_as_in_training():
+    asked = query()
+    choices = Choices(separate_device=True, kept_activations=1.0)
+    case = Case(batch=BatchShape(micro_batches=16, rows=1, tokens=1024), layers_per_unit=1, choices=choices)
+    fitted = Placer(asked).fit_shares(case)
+    assert fitted is not None
+    shape, limit = fitted.shape(asked), (1 - KEPT_LEAVES) * asked.limits.device
+    assert 0 < fitted.choices.kept_activations < 1
+    assert limit - shape.kept_bytes < fitted.needs(asked).total(Tier.DEVICE) <= limit
 
 
 def test_planned_memory_is_what_the_pools_reserve():

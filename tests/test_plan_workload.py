@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from greedysnake.models.skeleton import build_skeleton
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.describe import describe_model
+from greedysnake.plan.kept import kept_unit_bytes
 from greedysnake.plan.placement import step_shape
 from greedysnake.plan.presets import MODEL_PRESETS
 
@@ -64,6 +65,7 @@ def test_a_schedules_sizes_are_the_engines(dtype, layers_per_unit):
     engine = step_shape(skeleton, batch)
     planned = workload.step_shape(batch, layers_per_unit=layers_per_unit, chunks_per_unit=10**6)
     assert planned.boundary_bytes == engine.boundary_bytes
+    assert planned.kept_bytes == kept_unit_bytes(skeleton, batch)
     assert (planned.tied, planned.micro_batches, len(planned.units)) == (False, 3, len(engine.units))
     for ours, theirs in zip(planned.units, engine.units, strict=True):
         padding = layers_per_unit * 4096 * 2  # a unit of several layers is padded once

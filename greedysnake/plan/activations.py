@@ -9,6 +9,10 @@ from dataclasses import dataclass
 LOGITS_BYTES = 2**30
 """What a micro-batch's logits and all that is computed from them may take before they are computed in parts."""
 
+KEPT_LEAVES = 1 / 16
+"""Part of the memory that kept activations leave free: torch's allocator has the last word on what they take."""
+
+_KEPT_MARGIN = 1.1  # the allocator does not fill its memory quite; real tensors may be laid out with a little more
 _BUDGET_PARTS = 8  # and no more than this part of the memory that a run is told to use
 _FEWEST_TOKENS = 64  # in a part: smaller matrix products are slow
 
@@ -90,6 +94,17 @@ def layer_activation_bytes(sizes: ActivationSizes, tokens: int) -> int:
     """Most bytes that the recompute and backward of a layer hold at once, for one sequence of ``tokens``."""
     batch = BatchShape(micro_batches=1, rows=1, tokens=tokens)
     return max(unit.bytes(batch) // unit.layers for unit in sizes.units)
+
+
+def kept_bytes(saved: int, *, layers: int, rows: int) -> int:
+    """Most bytes that a decoder unit's activations of one micro-batch take while they are kept for the backward.
+
+    Args:
+        saved: bytes that a layer saves for one sequence.
+        layers: of the unit.
+        rows: sequences of the micro-batch.
+    """
+    return round(_KEPT_MARGIN * layers * rows * saved)
 
 
 def head_activation_bytes(sizes: ActivationSizes, batch: BatchShape, chunk_tokens: int | None = None) -> int:

@@ -9,7 +9,7 @@ from transformers import PretrainedConfig
 from greedysnake.models.layout import ParameterSlot
 from greedysnake.models.lora import Lora
 from greedysnake.models.skeleton import Skeleton, build_skeleton
-from greedysnake.plan.kept import layer_kept_bytes
+from greedysnake.plan.kept import layer_saved_bytes
 from greedysnake.plan.model_sizes import activation_sizes
 from greedysnake.plan.workload import PartSizes, Workload
 from greedysnake.schedule import ChunkShape
@@ -57,7 +57,7 @@ def describe_skeleton(skeleton: Skeleton, *, dtype: str, name: str | None = None
             weight_bytes=largest.weight_bytes, state_bytes=largest.state_bytes, gradient_bytes=4 * largest.elements
         ),
         activations=activation_sizes(skeleton),
-        saved_bytes=cache(partial(layer_kept_bytes, skeleton)),
+        saved_bytes=cache(partial(layer_saved_bytes, skeleton)),
     )
 
 

@@ -13,6 +13,7 @@ from greedysnake.errors import MemoryBudgetError
 from greedysnake.models.head_chunks import head_problem
 from greedysnake.models.skeleton import Skeleton
 from greedysnake.plan.activations import (
+    KEPT_LEAVES,
     BatchShape,
     boundary_bytes,
     head_activation_bytes,
@@ -43,8 +44,6 @@ from greedysnake.schedule import (
 from greedysnake.units import format_bytes
 
 _SHARE_STEPS = 20  # shares are multiples of a twentieth
-_NOT_FOR_KEPT = 1 / 16
-"""Part of the memory that kept activations leave free: torch's allocator has the last word on what they take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,7 +268,7 @@ def _with_kept(plan: Plan, plan_with: Callable[[Choices], Plan], request: PlanRe
     def kept_plan(part: float) -> Plan:
         return plan_with(replace(plan.choices, kept_activations=part * most))
 
-    part = _largest(lambda part: kept_plan(part).leaves(_NOT_FOR_KEPT), steps=max(1, pairs))
+    part = _largest(lambda part: kept_plan(part).leaves(KEPT_LEAVES), steps=max(1, pairs))
     plan = kept_plan(part)
     reason = (
         f"activations of {plan.choices.kept_count(plan.shape)} of {pairs} pairs of a unit and a micro-batch are kept"

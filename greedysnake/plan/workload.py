@@ -14,6 +14,7 @@ from greedysnake.plan.activations import (
     BatchShape,
     boundary_bytes,
     head_activation_bytes,
+    kept_bytes,
     paused_bytes,
     planned_head_tokens,
     unit_activation_bytes,
@@ -153,7 +154,7 @@ class Workload:
             units=tuple(units),
             micro_batches=batch.micro_batches,
             boundary_bytes=self.boundary_bytes(batch),
-            kept_bytes=layers_per_unit * batch.rows * self.saved_bytes(batch.tokens),
+            kept_bytes=kept_bytes(self.saved_bytes(batch.tokens), layers=layers_per_unit, rows=batch.rows),
             tied=self.tied,
         )
 
