@@ -20,7 +20,6 @@ from greedysnake.plan.pictures import baseline_residents, baseline_seconds, best
 from greedysnake.plan.presets import MODEL_PRESETS
 from greedysnake.plan.query import PlanQuery
 from greedysnake.plan.search import compute_roof
-from greedysnake.plan.workload import describe_model
 
 PUBLISHED = {("gpt-65b", 1): 1.96, ("gpt-65b", 4): 1.93, ("gpt-175b", 1): 2.53}
 GIB = 2**30
@@ -42,7 +41,7 @@ def main() -> None:
     machine = load_hardware("a100-40gb")
     print(f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}")
     for name in arguments.models:
-        workload = describe_model(MODEL_PRESETS[name].config(), name=name)
+        workload = MODEL_PRESETS[name].workload()
         several = as_one_device(machine, arguments.gpus, workload)
         base = PlanQuery(workload=workload, hardware=several, tokens=MODEL_PRESETS[name].tokens, clipping=False)
         for rows in arguments.rows:

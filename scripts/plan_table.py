@@ -16,7 +16,6 @@ from greedysnake.plan.hardware import load_hardware
 from greedysnake.plan.presets import MODEL_PRESETS
 from greedysnake.plan.query import PlanQuery
 from greedysnake.plan.snapshots import DEFAULT_SNAPSHOT_STEPS
-from greedysnake.plan.workload import describe_model
 from greedysnake.schedule import Tier
 
 TOKENS = 20e9
@@ -38,7 +37,7 @@ def main() -> None:
     searched = []
     for model in arguments.models:
         preset = MODEL_PRESETS[model]
-        workload = describe_model(preset.config(), name=model)
+        workload = preset.workload()
         for machine in arguments.machines:
             query = PlanQuery(
                 workload=workload,

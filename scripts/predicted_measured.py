@@ -36,11 +36,11 @@ from measured_model import SIZES, model_config, random_batch
 import greedysnake
 from greedysnake.engine.devices import make_device
 from greedysnake.plan.activations import BatchShape
+from greedysnake.plan.describe import describe_model
 from greedysnake.plan.hardware import Hardware, LayerTimes, load_hardware, save_hardware
 from greedysnake.plan.probe_compute import layer_times, make_layer_probe
 from greedysnake.plan.simulate import simulate
 from greedysnake.plan.step_costs import least_seconds, measured_times, step_costs
-from greedysnake.plan.workload import describe_model
 from greedysnake.report.metrics import write_json_atomic
 from greedysnake.report.trace import busy_shares
 from greedysnake.schedule import Resource, Tier

@@ -13,7 +13,6 @@ from greedysnake.plan.presets import MODEL_PRESETS
 from greedysnake.plan.query import PlanQuery, fits, simulate_case
 from greedysnake.plan.random_cases import random_case
 from greedysnake.plan.search import search
-from greedysnake.plan.workload import describe_model
 
 
 def main() -> None:
@@ -24,7 +23,7 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=16)
     parser.add_argument("--machines", nargs="+", default=["a100-40gb", "rtx4090-desktop", "laptop-rtx5090-24gb"])
     arguments = parser.parse_args()
-    workload = describe_model(MODEL_PRESETS[arguments.model].config(), name=arguments.model)
+    workload = MODEL_PRESETS[arguments.model].workload()
     print("| machine | clipping | plans that fit | chosen s | best random s | chosen / best |")
     print("| --- | --- | --- | --- | --- | --- |")
     for name in arguments.machines:

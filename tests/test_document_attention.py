@@ -17,6 +17,7 @@ from greedysnake.errors import ModelError
 from greedysnake.models.document_attention import DocumentAttention, find_document_attention, mask_bytes
 from greedysnake.models.skeleton import build_skeleton
 from greedysnake.plan.activations import BatchShape, paused_bytes
+from greedysnake.plan.model_sizes import activation_sizes
 
 LENGTHS = [9, 14, 5, 11, 7, 3, 12, 8, 10, 4, 6, 13]
 BY_POSITIONS = [name for name in ARCHITECTURES if name not in ("bloom", "opt", "opt_projected", "gpt2_dropout")]
@@ -197,5 +198,6 @@ def test_masks_are_counted():
 def test_the_plan_has_memory_for_masks():
     skeleton = build_skeleton(config_of("llama"), dtype=torch.float32)
     batch = BatchShape(micro_batches=3, rows=1, tokens=16)
-    masked = paused_bytes(skeleton, replace(batch, mask_bytes=5 * 2**20))
-    assert masked == paused_bytes(skeleton, batch) + 3 * 5 * 2**20
+    sizes = activation_sizes(skeleton)
+    masked = paused_bytes(sizes, replace(batch, mask_bytes=5 * 2**20))
+    assert masked == paused_bytes(sizes, batch) + 3 * 5 * 2**20

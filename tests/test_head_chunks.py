@@ -17,6 +17,7 @@ from greedysnake import AdamW, Trainer
 from greedysnake.models.head_chunks import agrees, slices
 from greedysnake.models.skeleton import build_skeleton
 from greedysnake.plan.activations import BatchShape, head_activation_bytes, planned_head_tokens
+from greedysnake.plan.model_sizes import activation_sizes
 
 CHUNK_TOKENS = 8  # of micro-batches of 2 x 12 tokens
 
@@ -114,8 +115,8 @@ def large_vocabulary(vocabulary: int = 128 * 1024) -> PretrainedConfig:
 
 
 def test_logits_are_parted_where_they_are_large_and_not_where_they_are_small():
-    small = build_skeleton(small_config("llama"), dtype=torch.float32)
-    large = build_skeleton(large_vocabulary(), dtype=torch.float32)
+    small = activation_sizes(build_skeleton(small_config("llama"), dtype=torch.float32))
+    large = activation_sizes(build_skeleton(large_vocabulary(), dtype=torch.float32))
     batch = BatchShape(micro_batches=2, rows=1, tokens=2048)
     assert planned_head_tokens(small, batch) is None
     planned = planned_head_tokens(large, batch)

@@ -1,6 +1,8 @@
 """plan, simulate and probe as a person uses them."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -173,3 +175,14 @@ def test_boundaries_that_the_machine_cannot_keep_are_refused_in_a_message(settin
     ]:
         with pytest.raises(ConfigError, match=message):
             run(command, str(settings), *given, "--hardware", "laptop-cpu-24gb")
+
+
+def test_a_preset_is_planned_without_loading_torch_or_transformers():
+    code = (
+        "import sys\n"
+        "from greedysnake.cli.planning import run_plan\n"
+        "run_plan('gpt-30b', machine='h200-141gb', fixed={'sequences': 1}, overrides=[], picture=None)\n"
+        "print(sorted({'torch', 'transformers'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from transformers import AutoConfig
 
 from greedysnake.errors import ConfigError, MemoryBudgetError, StorageError
-from greedysnake.plan.activations import BatchShape
+from greedysnake.plan.activations import KEPT_LEAVES, BatchShape
+from greedysnake.plan.describe import describe_model
 from greedysnake.plan.forecast import describe, forecast, what_would_help
 from greedysnake.plan.hardware import Hardware
 from greedysnake.plan.memory import step_needs
@@ -22,7 +23,6 @@ from greedysnake.plan.query import Candidate, Case, PlanQuery, fits, simulate_ca
 from greedysnake.plan.random_cases import random_case
 from greedysnake.plan.search import search
 from greedysnake.plan.step_costs import least_seconds, least_shared
-from greedysnake.plan.workload import describe_model
 from greedysnake.schedule import BUILDERS, Choices, Kind, Resource, Tier
 
 SIZES = {
@@ -335,6 +335,17 @@ def test_a_budget_is_days_energy_and_wear():
     assert shown["bottleneck"] in ("compute", "disk", "h2d", "d2h", "cpu")
 
 
+def test_kept_activations_leave_memory_free_as_in_training():
+    asked = query()
+    choices = Choices(separate_device=True, kept_activations=1.0)
+    case = Case(batch=BatchShape(micro_batches=16, rows=1, tokens=1024), layers_per_unit=1, choices=choices)
+    fitted = Placer(asked).fit_shares(case)
+    assert fitted is not None
+    shape, limit = fitted.shape(asked), (1 - KEPT_LEAVES) * asked.limits.device
+    assert 0 < fitted.choices.kept_activations < 1
+    assert limit - shape.kept_bytes < fitted.needs(asked).total(Tier.DEVICE) <= limit
+
+
 def test_planned_memory_is_what_the_pools_reserve():
     asked = query()
     choices = Choices(separate_device=True, delayed_share=0.5, resident_weights=0.5, gradients=Tier.HOST)
@@ -349,7 +360,7 @@ def test_planned_memory_is_what_the_pools_reserve():
 
 
 def test_a_large_models_plan_is_found_from_its_config_alone():
-    workload = describe_model(MODEL_PRESETS["gpt-175b"].config(), name="gpt-175b")
+    workload = MODEL_PRESETS["gpt-175b"].workload()
     large = machine(
         host_memory=256 * GIB,
         device_memory=40 * GIB,

@@ -1,5 +1,7 @@
 """Sizes and operations of models, against models that are really built and counted."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -7,9 +9,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from greedysnake.models.skeleton import build_skeleton
 from greedysnake.plan.activations import BatchShape
+from greedysnake.plan.describe import describe_model
+from greedysnake.plan.kept import kept_unit_bytes
 from greedysnake.plan.placement import step_shape
 from greedysnake.plan.presets import MODEL_PRESETS
-from greedysnake.plan.workload import chunk_bytes, describe_model
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64, "num_hidden_layers": 3}
 MODELS = {
@@ -62,6 +65,7 @@ def test_a_schedules_sizes_are_the_engines(dtype, layers_per_unit):
     engine = step_shape(skeleton, batch)
     planned = workload.step_shape(batch, layers_per_unit=layers_per_unit, chunks_per_unit=10**6)
     assert planned.boundary_bytes == engine.boundary_bytes
+    assert planned.kept_bytes == kept_unit_bytes(skeleton, batch)
     assert (planned.tied, planned.micro_batches, len(planned.units)) == (False, 3, len(engine.units))
     for ours, theirs in zip(planned.units, engine.units, strict=True):
         padding = layers_per_unit * 4096 * 2  # a unit of several layers is padded once
@@ -85,7 +89,10 @@ def test_a_whole_master_is_two_bytes_more_a_parameter():
 
 @pytest.mark.parametrize(("name", "billions"), [("gpt-30b", 30.0), ("gpt-65b", 64.9), ("gpt-175b", 174.6)])
 def test_presets_have_the_published_size(name, billions):
-    workload = describe_model(MODEL_PRESETS[name].config(), name=name)
+    preset = MODEL_PRESETS[name]
+    workload, built = preset.workload(), describe_model(preset.config(), name=name)
+    assert workload == replace(built, saved_bytes=workload.saved_bytes), "python -m greedysnake.plan.presets"
+    assert workload.saved_bytes(preset.tokens) == built.saved_bytes(preset.tokens)
     assert workload.parameters / 1e9 == pytest.approx(billions, abs=0.05)
     tokens = MODEL_PRESETS[name].tokens
     attention = 12 * workload.layers * workload.hidden * tokens
@@ -95,4 +102,4 @@ def test_presets_have_the_published_size(name, billions):
     batch = BatchShape(micro_batches=2, rows=1, tokens=tokens)
     few, many = (workload.step_shape(batch, chunks_per_unit=count) for count in (3, 50))
     assert [unit.weight_bytes for unit in few.units] == [unit.weight_bytes for unit in many.units]
-    assert chunk_bytes(workload).gradient_bytes == 4 * 4 * 2**20
+    assert workload.largest_chunk.gradient_bytes == 4 * 4 * 2**20

@@ -7,11 +7,11 @@ from greedysnake.bench.cells import Cell, Measured, Method, Setting
 from greedysnake.bench.models import bench_config
 from greedysnake.bench.systems import System
 from greedysnake.plan.activations import BatchShape
+from greedysnake.plan.describe import describe_model
 from greedysnake.plan.given import simulate_given
 from greedysnake.plan.hardware import Hardware, paced
 from greedysnake.plan.query import PlanQuery
 from greedysnake.plan.step_costs import unit_seconds
-from greedysnake.plan.workload import describe_model
 
 _START_SECONDS = 12.0
 """To load torch and transformers, and to build the model."""

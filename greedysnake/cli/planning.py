@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from greedysnake import units
-from greedysnake.cli.model import lora_of, model_config
 from greedysnake.config import load_config
 from greedysnake.errors import ConfigError
 from greedysnake.plan.forecast import CHINCHILLA_TOKENS, SHOWN_RESOURCES, Forecast, forecast, where
@@ -17,7 +16,6 @@ from greedysnake.plan.hardware import Hardware, load_hardware
 from greedysnake.plan.presets import MODEL_PRESETS
 from greedysnake.plan.query import PlanQuery
 from greedysnake.plan.snapshots import DEFAULT_SNAPSHOT_STEPS, can_take_back, steps_between_snapshots
-from greedysnake.plan.workload import describe_model
 from greedysnake.report.wording import moved, percent, rate, seconds
 from greedysnake.schedule import Choices, Tier
 from greedysnake.units import format_bytes
@@ -57,9 +55,8 @@ def make_query(model: str, machine: str | None, fixed: dict[str, Any], overrides
         if overrides:
             raise ConfigError(f"{overrides[0]}: only a file of settings can be changed so, not the preset {model}")
         preset = MODEL_PRESETS[model]
-        workload = describe_model(preset.config(), dtype="bfloat16", name=model)
         query = PlanQuery(
-            workload=workload,
+            workload=preset.workload(),
             hardware=load_hardware(machine or DEFAULT_MACHINE),
             tokens=preset.tokens,
             clipping=False,
@@ -70,6 +67,9 @@ def make_query(model: str, machine: str | None, fixed: dict[str, Any], overrides
     if not path.exists():
         known = ", ".join(MODEL_PRESETS)
         raise ConfigError(f"{model}: neither a file of settings nor a known model; known are {known}")
+    from greedysnake.cli.model import lora_of, model_config  # here, as a preset needs neither torch nor transformers
+    from greedysnake.plan.describe import describe_model
+
     settings = load_config(path, overrides)
     config = model_config(settings)
     engine, training = settings.engine, settings.training

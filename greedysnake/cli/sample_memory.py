@@ -4,7 +4,7 @@ from greedysnake.cli.prompts import new_token_limit
 from greedysnake.cli.samples import Sampler
 from greedysnake.engine.trainer import Trainer
 from greedysnake.errors import MemoryBudgetError
-from greedysnake.plan.activations import inference_bytes
+from greedysnake.plan.model_sizes import inference_bytes
 from greedysnake.units import format_bytes
 
 

@@ -32,8 +32,9 @@ from greedysnake.models.layout import UnitLayout
 from greedysnake.models.skeleton import Skeleton, build_skeleton
 from greedysnake.models.streaming import StreamedModel
 from greedysnake.optim import AdamW, ChunkUpdater, UpdateScalars
-from greedysnake.plan.activations import BatchShape, inference_bytes
+from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.host import process_bytes, usable_bytes
+from greedysnake.plan.model_sizes import inference_bytes
 from greedysnake.plan.placement import step_shape
 from greedysnake.schedule import Buffer, Choices, Pool, Schedule, Tier, build_evaluation, check_schedule
 from greedysnake.storage import Store, Transfer, aligned_empty

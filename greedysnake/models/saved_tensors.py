@@ -66,7 +66,12 @@ class Meter:
 
     def note(self, tensor: Tensor) -> None:
         """Count a tensor that is saved."""
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self._seen:
-            self._seen.add(storage.data_ptr())
-            self.bytes += storage.nbytes()
+        key = storage_key(tensor)
+        if key not in self._seen:
+            self._seen.add(key)
+            self.bytes += tensor.untyped_storage().nbytes()
+
+
+def storage_key(tensor: Tensor) -> int:
+    """The same for all views of a memory; tensors without memory (``FakeTensorMode``) have one too, and no address."""
+    return int(tensor.untyped_storage()._cdata)

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode  # torch has no public name for it
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from greedysnake.models.saved_tensors import Meter, storage_key
 from greedysnake.models.skeleton import Skeleton
-from greedysnake.plan.activations import BatchShape, layer_activation_bytes
-
-_MARGIN = 1.1
-"""The allocator does not fill its memory quite; real tensors may be laid out with a little more than fake ones."""
+from greedysnake.plan.activations import BatchShape, kept_bytes, layer_activation_bytes
+from greedysnake.plan.model_sizes import activation_sizes
 
 _FAKE_TENSORS = "torch._subclasses.fake_tensor"
 """The logger that gives a traceback of every operator that cannot be run so."""
@@ -26,13 +25,13 @@ _FAKE_TENSORS = "torch._subclasses.fake_tensor"
 def kept_unit_bytes(skeleton: Skeleton, batch: BatchShape) -> int:
     """Most bytes that a decoder unit's activations of one micro-batch take while they are kept for the backward."""
     layers = max(len(layers) for layers in skeleton.unit_layers)
-    return round(_MARGIN * layers * batch.rows * layer_kept_bytes(skeleton, batch.tokens))
+    return kept_bytes(layer_saved_bytes(skeleton, batch.tokens), layers=layers, rows=batch.rows)
 
 
-def layer_kept_bytes(skeleton: Skeleton, tokens: int) -> int:
-    """The same of a layer, for one sequence; from shapes alone where the layer's code cannot tell."""
+def layer_saved_bytes(skeleton: Skeleton, tokens: int) -> int:
+    """Most bytes that a layer saves for one sequence; from shapes alone where the layer's code cannot tell."""
     saved = saved_layer_bytes(skeleton, tokens)
-    return layer_activation_bytes(skeleton, tokens) if saved is None else saved
+    return layer_activation_bytes(activation_sizes(skeleton), tokens) if saved is None else saved
 
 
 class _SeenEnoughError(Exception):
@@ -60,15 +59,16 @@ def saved_layer_bytes(skeleton: Skeleton, tokens: int) -> int | None:
                 values[i] = value.detach().requires_grad_()
                 break
         args, kwargs = tree_unflatten(values, spec)
-        seen: dict[int, Tensor] = {}
+        meter = Meter()
 
         def pack(tensor: Tensor) -> Tensor:
-            seen.setdefault(tensor.untyped_storage()._cdata, tensor)  # fake memory has no address
+            if storage_key(tensor) not in weights:
+                meter.note(tensor)
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), torch.enable_grad():
             output = forward(*args, **kwargs)
-        found.append(sum(t.untyped_storage().nbytes() for key, t in seen.items() if key not in weights))
+        found.append(meter.bytes)
         return output
 
     model = skeleton.model
@@ -80,7 +80,7 @@ def saved_layer_bytes(skeleton: Skeleton, tokens: int) -> int | None:
                 for layout in skeleton.layouts
                 for slot in layout.parameters
             }
-            weights = {tensor.untyped_storage()._cdata for tensor in tensors.values()}
+            weights = {storage_key(tensor) for tensor in tensors.values()}
             for name, buffer in model.named_buffers():
                 tensors[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu")
             inputs = torch.zeros(1, tokens, dtype=torch.long, device="cpu")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from greedysnake.plan.workload import Workload, chunk_bytes
+from greedysnake.plan.workload import Workload
 from greedysnake.schedule import Choices, StepShape, Tier, step_pools
 
 PROCESS_BYTES = 2**30
@@ -53,7 +53,7 @@ def step_needs(
         process: bytes of the process itself.
     """
     pools = step_pools(schedule, shape, choices)
-    chunk = chunk_bytes(workload)
+    chunk = workload.largest_chunk
     single = {"state": chunk.state_bytes, "gradient_chunk": chunk.gradient_bytes}
     host = {"process": process, "master weights": chunk.gradient_bytes}
     device: dict[str, int] = {}

@@ -13,6 +13,7 @@ from greedysnake.errors import MemoryBudgetError
 from greedysnake.models.head_chunks import head_problem
 from greedysnake.models.skeleton import Skeleton
 from greedysnake.plan.activations import (
+    KEPT_LEAVES,
     BatchShape,
     boundary_bytes,
     head_activation_bytes,
@@ -22,6 +23,7 @@ from greedysnake.plan.activations import (
 )
 from greedysnake.plan.host import trim_heap
 from greedysnake.plan.kept import kept_unit_bytes
+from greedysnake.plan.model_sizes import activation_sizes
 from greedysnake.plan.prediction import Prediction, predict
 from greedysnake.plan.request import PlanRequest
 from greedysnake.plan.slots import NARROW, with_slots
@@ -42,8 +44,6 @@ from greedysnake.schedule import (
 from greedysnake.units import format_bytes
 
 _SHARE_STEPS = 20  # shares are multiples of a twentieth
-_NOT_FOR_KEPT = 1 / 16
-"""Part of the memory that kept activations leave free: torch's allocator has the last word on what they take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,9 +170,11 @@ def make_plan(skeleton: Skeleton, batch: BatchShape, request: PlanRequest, wish:
     if request.kept_activations != 0:
         shape = replace(shape, kept_bytes=kept_unit_bytes(skeleton, batch))
 
+    sizes = activation_sizes(skeleton)
+    computing = max(unit_activation_bytes(sizes, batch), head_activation_bytes(sizes, batch, head_tokens))
+    computing += paused_bytes(sizes, batch, head_tokens)
+
     def plan_with(choices: Choices) -> Plan:
-        computing = max(unit_activation_bytes(skeleton, batch), head_activation_bytes(skeleton, batch, head_tokens))
-        computing += paused_bytes(skeleton, batch, head_tokens)
         host, device = _needs(skeleton, computing, request.schedule, shape, choices)
         return Plan(
             batch=batch,
@@ -266,7 +268,7 @@ def _with_kept(plan: Plan, plan_with: Callable[[Choices], Plan], request: PlanRe
     def kept_plan(part: float) -> Plan:
         return plan_with(replace(plan.choices, kept_activations=part * most))
 
-    part = _largest(lambda part: kept_plan(part).leaves(_NOT_FOR_KEPT), steps=max(1, pairs))
+    part = _largest(lambda part: kept_plan(part).leaves(KEPT_LEAVES), steps=max(1, pairs))
     plan = kept_plan(part)
     reason = (
         f"activations of {plan.choices.kept_count(plan.shape)} of {pairs} pairs of a unit and a micro-batch are kept"
@@ -316,7 +318,7 @@ def step_shape(skeleton: Skeleton, batch: BatchShape) -> StepShape:
             for unit, layout in enumerate(skeleton.layouts)
         ),
         micro_batches=batch.micro_batches,
-        boundary_bytes=boundary_bytes(skeleton, batch),
+        boundary_bytes=boundary_bytes(activation_sizes(skeleton), batch),
         tied=structure.tied,
     )
 
@@ -326,7 +328,7 @@ def _head_tokens(skeleton: Skeleton, batch: BatchShape, request: PlanRequest) ->
     asked, tokens = request.head_chunk_tokens, batch.rows * batch.tokens
     problem = head_problem(skeleton)
     if asked is None:
-        chosen = planned_head_tokens(skeleton, batch, request.configured_memory)
+        chosen = planned_head_tokens(activation_sizes(skeleton), batch, request.configured_memory)
         why = "all at once would take too much memory"
     else:
         chosen, why = None if problem or asked >= tokens else asked, "as configured"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, floor
 
-from greedysnake.plan.activations import BatchShape
+from greedysnake.plan.activations import KEPT_LEAVES, BatchShape
 from greedysnake.plan.costs import StepCosts
 from greedysnake.plan.memory import Needs, step_needs
 from greedysnake.plan.program import Placement, phase_work, solve, space_rows, step_totals
@@ -180,7 +180,8 @@ class Placer:
             case = case.with_choices(**{name: share})
         pairs = max(1, len(shape.keepers) * shape.micro_batches)
         if query.kept_activations is None:
-            case = case.with_choices(kept_activations=floor(case.choices.kept_activations * pairs + 1e-6) / pairs)
+            share = min(case.choices.kept_activations, self._most_kept(case, shape) / pairs)
+            case = case.with_choices(kept_activations=floor(share * pairs + 1e-6) / pairs)
         on_device, on_ssd = case.choices.boundaries_on_device, case.choices.boundaries_on_ssd
         if query.boundaries_on_device is None:
             on_device = floor(on_device * leaving + 1e-6) / leaving
@@ -214,6 +215,19 @@ class Placer:
             else:
                 return None
         return case
+
+    def _most_kept(self, case: Case, shape: StepShape) -> int:
+        """How many pairs may keep their activations, which leave a part of the memory free, as in training.
+
+        What the planner lets stay in host memory is left out: it takes what they leave.
+        """
+        query, choices = self._query, case.choices
+        limit = query.limits.device if choices.separate_device else query.limits.host
+        if limit is None or not shape.kept_bytes:
+            return choices.kept_count(shape)
+        given = {name: getattr(query, name) or 0.0 for name in ("resident_weights", "resident_state")}
+        others = case.with_choices(kept_activations=0.0, **given).needs(query).total(choices.compute_tier)
+        return max(0, floor(((1 - KEPT_LEAVES) * limit - others) / shape.kept_bytes))
 
     def likely(self, batch: BatchShape, alpha: float, layers_per_unit: int) -> list[Case]:
         """The case with the fewest boundaries on SSD, and the shortest by the program."""

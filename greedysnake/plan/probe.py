@@ -10,10 +10,11 @@ from transformers import AutoConfig, PretrainedConfig
 from greedysnake.engine.devices import make_device
 from greedysnake.plan import probe_compute
 from greedysnake.plan.activations import BatchShape
+from greedysnake.plan.describe import DTYPES, describe_model
 from greedysnake.plan.hardware import ComputeRates, Hardware, LayerTimes, SharedCores
 from greedysnake.plan.host import usable_bytes
 from greedysnake.plan.probe_disk import measure_disks
-from greedysnake.plan.workload import DTYPES, Workload, describe_model
+from greedysnake.plan.workload import Workload
 
 _SAMPLE = {
     "model_type": "llama",
@@ -70,9 +71,9 @@ def probe_machine(
     kind = where.torch_device.type
     matrix = probe_compute.matrix_rate(where, DTYPES[dtype], _MATRIX_SIZES.get(kind, _MATRIX_SIZES["cpu"]))
     say("one layer of the model, forward and backward")
-    workload = describe_model(config or _sample(), dtype=dtype)
+    config = config or _sample()
+    workload = describe_model(config, dtype=dtype)
     batch = BatchShape(micro_batches=1, rows=rows, tokens=tokens)
-    config = workload.skeleton.model.config
     layer = probe_compute.make_layer_probe(config, dtype, rows, tokens, where)
     try:
         times = probe_compute.layer_times(layer, dtype, seconds=2 * seconds)

@@ -18,8 +18,8 @@ from greedysnake.models.layout import Chunk, Piece
 from greedysnake.models.skeleton import Skeleton, build_skeleton
 from greedysnake.models.streaming import StreamedModel
 from greedysnake.optim import AdamW, ChunkUpdater, UpdateScalars
+from greedysnake.plan.describe import DTYPES
 from greedysnake.plan.hardware import LayerTimes, SharedCores
-from greedysnake.plan.workload import DTYPES
 
 _CHUNK_ELEMENTS = 4 * 2**20
 _COPY_BYTES = 256 * 2**20

@@ -155,7 +155,7 @@ class Trials:
         self._query = query
         self._build = builder(query)
         self._left = SIMULATED_OPERATIONS
-        self._ssd_is_slow = False  # boundaries on SSD have been seen to cost much
+        self._slow_from_ssd: set[int] = set()  # sequences of a step in which boundaries on SSD cost much
         self._tried: dict[Case, Candidate] = {}
         self._counted: set[Case] = set()  # with their snapshots
 
@@ -185,13 +185,14 @@ class Trials:
     def best(self, cases: Iterable[Case], best: Candidate | None = None) -> Candidate | None:
         """The fastest of ``best`` and those of ``cases`` that there is time to simulate, at least one of them."""
         for case in cases:
-            if best is not None and (self.spent or (self._ssd_is_slow and _more_on_ssd(case, best))):
+            slow = _sequences(case) in self._slow_from_ssd
+            if best is not None and (self.spent or (slow and _more_on_ssd(case, best))):
                 continue
             found = self.simulate(case)
             if found is None:
                 continue
             if best is not None and found.tokens_per_second < _MUCH_SLOWER * best.tokens_per_second:
-                self._ssd_is_slow = self._ssd_is_slow or _more_on_ssd(case, best)
+                self._slow_from_ssd |= {_sequences(case)} if _more_on_ssd(case, best) else set()
             if best is None or _value(found) > _value(best):
                 found = self._with_snapshots(found)
             if best is None or _value(found) > _value(best):
@@ -202,6 +203,11 @@ class Trials:
 def _value(candidate: Candidate) -> float:
     """Tokens per second; of two that are as fast, the one that uses the disks less is better."""
     return candidate.tokens_per_second / (1 + _TIE_BREAK * candidate.step.disk_busy / candidate.step.seconds)
+
+
+def _sequences(case: Case) -> int:
+    """Of a step."""
+    return case.batch.micro_batches * case.batch.rows
 
 
 def _more_on_ssd(case: Case, best: Candidate) -> bool:

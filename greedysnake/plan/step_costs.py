@@ -4,7 +4,7 @@ from greedysnake.errors import ConfigError
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.costs import StepCosts, UnitSeconds
 from greedysnake.plan.hardware import Hardware, LayerTimes
-from greedysnake.plan.workload import DTYPES, PartSizes, Workload
+from greedysnake.plan.workload import PartSizes, Workload
 from greedysnake.schedule import Resource, Schedule, StepShape
 
 
@@ -43,7 +43,7 @@ def unit_seconds(
             f"{hardware.name} has compute rates for {', '.join(hardware.compute)}, not for {workload.dtype}: add them, "
             f"or measure them with greedysnake probe and a run of that dtype"
         )
-    item, tokens = DTYPES[workload.dtype].itemsize, batch.rows * batch.tokens
+    item, tokens = workload.activations.item_bytes, batch.rows * batch.tokens
     flops = workload.flops(batch, layers_per_unit=layers_per_unit)
     groups = workload.groups(layers_per_unit)
     memory = hardware.compute_memory

@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from greedysnake.errors import ConfigError
 from greedysnake.models.skeleton import Skeleton, build_skeleton
 from greedysnake.plan.activations import BatchShape
+from greedysnake.plan.describe import DTYPES, describe_skeleton
 from greedysnake.plan.hardware import Hardware
 from greedysnake.plan.host import process_bytes, usable_bytes
 from greedysnake.plan.query import PlanQuery
 from greedysnake.plan.request import PlanRequest
 from greedysnake.plan.search import search
 from greedysnake.plan.slots import SLOTS
-from greedysnake.plan.workload import DTYPES, Workload, describe_skeleton
+from greedysnake.plan.workload import Workload
 from greedysnake.schedule import Choices, Tier
 
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}

@@ -1,34 +1,26 @@
 """What a model asks of a machine: parameters, bytes and floating-point operations of every unit.
 
-Nothing is computed and no weight exists: the model is built on the meta device. Operations are counted as in
-appendix B of the PaLM paper (arXiv 2204.02311): a matrix of P weights costs 2 P a token in the forward, and
-the attention of one layer 4 T times the width of all its query heads, T being the sequence; a backward costs
-twice its forward. Summed up that is 6 N + 12 L H Q T a token for L layers of H heads of width Q. Recompute
-adds a second forward.
+Operations are counted as in appendix B of the PaLM paper (arXiv 2204.02311): a matrix of P weights costs 2 P a token in
+the forward, and the attention of one layer 4 T times the width of all its query heads, T being the sequence; a backward
+costs twice its forward. Summed up that is 6 N + 12 L H Q T a token for L layers of H heads of width Q. Recompute adds a
+second forward.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-import torch
-from transformers import PretrainedConfig
-
-from greedysnake.models.layout import ParameterSlot
-from greedysnake.models.lora import Lora
-from greedysnake.models.skeleton import Skeleton, build_skeleton
 from greedysnake.plan.activations import (
+    ActivationSizes,
     BatchShape,
     boundary_bytes,
     head_activation_bytes,
+    kept_bytes,
     paused_bytes,
     planned_head_tokens,
     unit_activation_bytes,
 )
-from greedysnake.plan.kept import layer_kept_bytes
 from greedysnake.schedule import ChunkShape, StepShape, UnitShape
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 SPLIT_STATE_BYTES = 10
 """Bytes of state of a parameter in 16 bits: 16-bit remainder of the master weight and two float32 moments."""
 WHOLE_STATE_BYTES = 12
@@ -79,19 +71,23 @@ class Workload:
 
     Attributes:
         name: what a person calls it.
-        dtype: of weights and activations.
-        skeleton: the model without weights, a decoder layer a unit.
-        distinct: the same with one layer of each kind, for estimates that look at all layers.
+        dtype: of weights and activations: ``"bfloat16"``, ``"float16"`` or ``"float32"``.
         parts: sizes of embedding, decoder layers and head.
-        vocabulary: rows of the output projection.
+        tied: whether the head uses the embedding's weights too.
+        embedding_backward_needs_weights: whether the embedding's backward reads its weights.
+        largest_chunk: the largest optimizer chunk that really moves, whatever a simulated schedule bundles.
+        activations: what decides how much memory a micro-batch takes.
+        saved_bytes: most bytes that a layer saves for the backward of one sequence of so many tokens.
     """
 
     name: str
     dtype: str
-    skeleton: Skeleton
-    distinct: Skeleton
     parts: tuple[PartSizes, ...]
-    vocabulary: int
+    tied: bool
+    embedding_backward_needs_weights: bool
+    largest_chunk: ChunkShape
+    activations: ActivationSizes
+    saved_bytes: Callable[[int], int]
 
     @property
     def parameters(self) -> int:
@@ -106,7 +102,12 @@ class Workload:
     @property
     def hidden(self) -> int:
         """Width of the model."""
-        return int(self.skeleton.model.config.get_text_config().hidden_size)
+        return self.activations.hidden
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the output projection."""
+        return self.activations.vocabulary
 
     def groups(self, layers_per_unit: int) -> list[list[PartSizes]]:
         """The parts of each unit."""
@@ -146,15 +147,15 @@ class Workload:
                     for w, s, g in zip(weights, _split(state, count), gradients, strict=True)
                 ),
                 frozen_weight_bytes=frozen,
-                backward_needs_weights=number > 0 or self.skeleton.structure.embedding_backward_needs_weights,
+                backward_needs_weights=number > 0 or self.embedding_backward_needs_weights,
             )
             units.append(built[key])
         return StepShape(
             units=tuple(units),
             micro_batches=batch.micro_batches,
             boundary_bytes=self.boundary_bytes(batch),
-            kept_bytes=layers_per_unit * batch.rows * self.kept_bytes(batch.tokens),
-            tied=self.skeleton.structure.tied,
+            kept_bytes=kept_bytes(self.saved_bytes(batch.tokens), layers=layers_per_unit, rows=batch.rows),
+            tied=self.tied,
         )
 
     def flops(self, batch: BatchShape, *, layers_per_unit: int = 1) -> list[PartFlops]:
@@ -175,130 +176,16 @@ class Workload:
 
     def boundary_bytes(self, batch: BatchShape) -> int:
         """Bytes of the activation between two units for one micro-batch."""
-        return boundary_bytes(self.skeleton, batch)
-
-    def kept_bytes(self, tokens: int) -> int:
-        """Most bytes of a layer's activations, for one sequence, that a backward needs if they are not recomputed."""
-        if tokens not in self._kept_bytes:
-            self._kept_bytes[tokens] = layer_kept_bytes(self.skeleton, tokens)
-        return self._kept_bytes[tokens]
-
-    @cached_property
-    def _kept_bytes(self) -> dict[int, int]:
-        return {}
+        return boundary_bytes(self.activations, batch)
 
     def computing_bytes(self, batch: BatchShape, *, layers_per_unit: int = 1, separate_device: bool = False) -> int:
         """Memory that torch needs at once while it computes, besides the schedule's buffers."""
-        layers = layers_per_unit * unit_activation_bytes(self.distinct, batch)
-        head_tokens = planned_head_tokens(self.distinct, batch)
-        most = max(layers, head_activation_bytes(self.distinct, batch, head_tokens))
-        return most if separate_device else most + paused_bytes(self.distinct, batch, head_tokens)
-
-
-def describe_model(
-    config: PretrainedConfig,
-    *,
-    dtype: str = "bfloat16",
-    name: str | None = None,
-    freeze: Sequence[str] = (),
-    lora: Lora | None = None,
-) -> Workload:
-    """Sizes and operations of the model of a transformers config.
-
-    Args:
-        config: of the model.
-        dtype: ``"bfloat16"``, ``"float16"`` or ``"float32"``.
-        name: what to call it; None for its type.
-        freeze: patterns over names of parameters that are not trained.
-        lora: adapters that are trained instead of the model's own parameters.
-
-    Raises:
-        ModelError: the model cannot be built, or not be run layer by layer.
-        ConfigError: a pattern or the adapters do not fit the model.
-    """
-    skeleton = build_skeleton(config, dtype=DTYPES[dtype], freeze=freeze, lora=lora)
-    return describe_skeleton(skeleton, dtype=dtype, name=name)
-
-
-def describe_skeleton(skeleton: Skeleton, *, dtype: str, name: str | None = None) -> Workload:
-    """The same for a model that was built already, a decoder layer a unit."""
-    config = skeleton.model.config
-    text = config.get_text_config()
-    parts = [_part(skeleton, unit) for unit in range(len(skeleton.layouts))]
-    return Workload(
-        name=name or str(config.model_type),
-        dtype=dtype,
-        skeleton=skeleton,
-        distinct=_one_of_each(skeleton),
-        parts=tuple(parts),
-        vocabulary=int(text.vocab_size),
-    )
-
-
-def _one_of_each(skeleton: Skeleton) -> Skeleton:
-    """The skeleton with one layer for each set of parameter shapes."""
-    kinds: dict[tuple[object, ...], int] = {}
-    for unit in range(1, len(skeleton.layouts) - 1):
-        kinds.setdefault(
-            tuple((slot.shape, slot.dtype, slot.trainable) for slot in skeleton.layouts[unit].parameters), unit
-        )
-    units = (0, *kinds.values(), len(skeleton.layouts) - 1)
-    return replace(
-        skeleton,
-        layouts=tuple(skeleton.layouts[unit] for unit in units),
-        unit_layers=tuple(skeleton.unit_layers[unit] for unit in units),
-    )
-
-
-def _part(skeleton: Skeleton, unit: int) -> PartSizes:
-    layout = skeleton.layouts[unit]
-    config = skeleton.model.config.get_text_config()
-    layers = len(skeleton.unit_layers[unit])
-    last = len(skeleton.layouts) - 1
-    experts_used = int(getattr(config, "num_experts_per_tok", None) or 1)
-    matrices = 0.0 if unit == 0 else _matrix_parameters(layout.parameters, experts_used)
-    frozen = [slot for slot in layout.parameters if not slot.trainable]
-    frozen_matrices = 0.0 if unit == 0 else _matrix_parameters(frozen, experts_used)
-    if unit == last and skeleton.structure.tied:
-        projection = int(config.vocab_size) * int(config.hidden_size)
-        matrices += projection
-        frozen_matrices += 0 if skeleton.layouts[0].chunks else projection
-    heads = int(getattr(config, "num_attention_heads", None) or 0)
-    width = int(getattr(config, "head_dim", None) or (int(config.hidden_size) // heads if heads else 0))
-    return PartSizes(
-        parameters=sum(slot.elements for slot in layout.parameters),
-        weight_bytes=layout.weight_bytes,
-        frozen_bytes=sum(chunk.weight_bytes for chunk in layout.frozen),
-        state_bytes=sum(chunk.state_bytes for chunk in layout.chunks),
-        gradient_bytes=4 * layout.gradient_elements,
-        chunks=len(layout.chunks),
-        matrix_parameters=matrices,
-        frozen_matrix_parameters=frozen_matrices,
-        attention_width=layers * heads * width,
-    )
-
-
-def _matrix_parameters(slots: Iterable[ParameterSlot], experts_used: int) -> float:
-    """Weights that each token is multiplied with."""
-    found = 0.0
-    for slot in slots:
-        if len(slot.shape) == 2:
-            found += slot.elements
-        elif len(slot.shape) == 3:  # experts in one tensor
-            found += slot.elements / slot.shape[0] * min(experts_used, slot.shape[0])
-    return found
+        layers = layers_per_unit * unit_activation_bytes(self.activations, batch)
+        head_tokens = planned_head_tokens(self.activations, batch)
+        most = max(layers, head_activation_bytes(self.activations, batch, head_tokens))
+        return most if separate_device else most + paused_bytes(self.activations, batch, head_tokens)
 
 
 def _split(total: int, parts: int) -> Sequence[int]:
     """``total`` in ``parts`` near-equal whole numbers."""
     return [total * (i + 1) // parts - total * i // parts for i in range(parts)]
-
-
-def chunk_bytes(workload: Workload) -> ChunkShape:
-    """Sizes of the largest optimizer chunk that really moves, whatever a simulated schedule bundles."""
-    largest = max(
-        (chunk for layout in workload.distinct.layouts for chunk in layout.chunks), key=lambda chunk: chunk.elements
-    )
-    return ChunkShape(
-        weight_bytes=largest.weight_bytes, state_bytes=largest.state_bytes, gradient_bytes=4 * largest.elements
-    )
