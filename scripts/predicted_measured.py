@@ -6,7 +6,7 @@
 
 For each model, number of micro-batches M and delayed share α: a trainer is made, its own schedule is simulated with the
 figures of the hardware file, and the same schedule is run. Probe where you run: the same limits, the same paced disk.
-Times of a model's layers that the file lacks are measured first, as ``greedysnake probe --config`` does.
+The model's layers are measured directly before, as ``greedysnake probe --config`` does: a machine's speed drifts.
 
 Every setting has a process of its own, and the results file (FOLDER/predicted_measured.json) is written after each one:
 the script can be broken off, and goes on where it was when it is called again. Settings that failed are tried again.
@@ -160,11 +160,9 @@ def run_child(arguments: argparse.Namespace) -> None:
 
 
 def probe_layers(sizes: argparse.Namespace, setting: dict[str, Any], known: Path) -> dict[str, Any]:
-    """Measure the model's layers if the hardware file lacks them."""
+    """Measure the model's layers, in place of what the hardware file had for them."""
     hardware, config = load_hardware(known), model_config(sizes)
-    workload = describe_model(config, dtype=setting["dtype"])
-    if measured_times(hardware, workload, batch_shape(setting)) is not None:
-        return {}
+    before = measured_times(hardware, describe_model(config, dtype=setting["dtype"]), batch_shape(setting))
     device = make_device("cpu", None)
     probe = make_layer_probe(config, setting["dtype"], 1, setting["sequence"], device)
     try:
@@ -172,7 +170,8 @@ def probe_layers(sizes: argparse.Namespace, setting: dict[str, Any], known: Path
     finally:
         probe.model.close()
         device.close()
-    save_hardware(hardware.model_copy(update={"layer_times": (*hardware.layer_times, times)}), known)
+    others = tuple(one for one in hardware.layer_times if one is not before)
+    save_hardware(hardware.model_copy(update={"layer_times": (*others, times)}), known)
     return {}
 
 

@@ -23,7 +23,9 @@ _COLORS = {
     "greedysnake-streamed": "#6ea3de",
     "horizontal": "#b3cdec",
     "zero-infinity": "#d9722e",
-    "zero-infinity-weights-in-memory": "#eaa677",
+    "zero-infinity-weights-in-memory": "#e08c58",
+    "zero-infinity-activations-in-memory": "#e8a67d",
+    "zero-infinity-in-memory": "#f0c1a3",
     "torch": "#8b949e",
     "torch-swap": "#c3c9d0",
 }

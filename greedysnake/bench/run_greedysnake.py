@@ -47,7 +47,8 @@ def main() -> None:
 
     report.steps(job, step)
     trainer.close()  # applies what is delayed, and takes a snapshot: it has to work within the limits too
-    report.done(torch=torch.__version__, plan={name: plan.get(name) for name in ("choices", "host_memory", "reasons")})
+    told = ("choices", "host_memory", "reasons", "prediction")
+    report.done(torch=torch.__version__, plan={name: plan.get(name) for name in told})
 
 
 if __name__ == "__main__":

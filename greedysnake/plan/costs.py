@@ -50,17 +50,25 @@ class UnitSeconds:
 
     Attributes:
         forward: of its forward; of the head, forward and loss.
-        backward: of recompute and backward; of the head, of its forward, loss and backward together. Where the
-            activations were kept, the forward's seconds less.
+        backward: of recompute and backward; of the head, of its forward, loss and backward together.
+        kept_forward, kept_backward: where the activations stay from forward to backward; None: they take the same
+            forward, and the backward without the recompute.
     """
 
     forward: float
     backward: float
+    kept_forward: float | None = None
+    kept_backward: float | None = None
 
-    @property
-    def kept_backward(self) -> float:
-        """Of the backward alone, of a unit whose activations were kept."""
-        return max(0.0, self.backward - self.forward)
+    def forward_if(self, *, kept: bool) -> float:
+        """Of the forward."""
+        return self.forward if self.kept_forward is None or not kept else self.kept_forward
+
+    def backward_if(self, *, kept: bool) -> float:
+        """Of the backward."""
+        if not kept:
+            return self.backward
+        return max(0.0, self.backward - self.forward) if self.kept_backward is None else self.kept_backward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +115,9 @@ class StepCosts:
         if unit is None:
             return 0.0
         if kind in (Kind.FORWARD, Kind.LOSS):
-            return self.units[unit].forward
+            return self.units[unit].forward_if(kept=operation.keeps)
         if kind in (Kind.BACKWARD, Kind.HEAD):
-            return self.units[unit].kept_backward if operation.keeps else self.units[unit].backward
+            return self.units[unit].backward_if(kept=operation.keeps)
         if kind == Kind.UPDATE:
             chunk = shape.units[unit].chunks[operation.chunk or 0]
             return chunk.gradient_bytes / GRADIENT_ITEM_BYTES / self.optimizer

@@ -254,17 +254,7 @@ def _faster_compute(machine: Hardware) -> Hardware:
     def twice(rates: ComputeRates) -> ComputeRates:
         return rates.model_copy(update={"matrix": 2 * rates.matrix})
 
-    names = (
-        "embedding_forward",
-        "embedding_backward",
-        "layer_forward",
-        "layer_backward",
-        "head_forward",
-        "head_backward",
-    )
-    times = tuple(
-        times.model_copy(update={name: getattr(times, name) / 2 for name in names}) for times in machine.layer_times
-    )
+    times = tuple(times.divided(2) for times in machine.layer_times)
     rates = {dtype: twice(one) for dtype, one in machine.compute.items()}
     return machine.model_copy(
         update={"compute": rates, "layer_times": times, "compute_memory": 2 * machine.compute_memory}

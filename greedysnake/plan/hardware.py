@@ -66,8 +66,19 @@ class LayerTimes(Record):
     embedding_backward: NonNegative
     layer_forward: Positive
     layer_backward: Positive
+    layer_kept_forward: Positive | None = Field(
+        default=None, description="Forward that leaves its activations for the backward; null: as the other forward."
+    )
+    layer_kept_backward: Positive | None = Field(
+        default=None, description="Backward that finds them; null: what recompute and backward take less a forward."
+    )
     head_forward: Positive
     head_backward: Positive = Field(description="Forward, loss and backward together.")
+
+    def divided(self, factor: float) -> "LayerTimes":
+        """The times of a machine that computes so many times as fast."""
+        seconds = {name: value / factor for name, value in self if isinstance(value, float)}
+        return self.model_copy(update=seconds)
 
 
 class SharedCores(Record):

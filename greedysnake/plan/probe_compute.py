@@ -2,6 +2,7 @@
 
 import copy
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from greedysnake.models.streaming import StreamedModel
 from greedysnake.optim import AdamW, ChunkUpdater, UpdateScalars
 from greedysnake.plan.describe import DTYPES
 from greedysnake.plan.hardware import LayerTimes, SharedCores
+from greedysnake.plan.host import trim_heap
 
 _CHUNK_ELEMENTS = 4 * 2**20
 _COPY_BYTES = 256 * 2**20
@@ -165,18 +167,26 @@ def make_layer_probe(config: PretrainedConfig, dtype: str, rows: int, tokens: in
     )
 
 
-_TOGETHER = 3
+_TOGETHER = 4
 """Micro-batches that pass a layer one after another, as in a step: the second finds the weights in the caches."""
 
 
-def _pass(probe: LayerProbe, times: dict[str, list[float]]) -> None:
-    """Some micro-batches forward and backward, each part timed."""
+def _pass(probe: LayerProbe, times: dict[str, list[float]], *, kept: bool) -> None:
+    """Some micro-batches forward and backward, each part timed.
+
+    Args:
+        probe: the model.
+        times: what each part took.
+        kept: whether the layer's activations stay from forward to backward.
+    """
     skeleton, model = probe.skeleton, probe.model
     vocabulary = int(skeleton.model.config.get_text_config().vocab_size)
     ids = torch.randint(0, vocabulary, (probe.rows, probe.tokens))
     batches = [{"input_ids": ids, "labels": ids}] * _TOGETHER
-    model.begin(batches, step=0, target_tokens=_TOGETHER * ids.numel())
-    head, tied = len(skeleton.layouts) - 1, skeleton.structure.tied
+    if kept:
+        trim_heap()  # in a step, too, what is kept comes into memory that the kernel has yet to map
+    model.begin(batches, step=0, target_tokens=_TOGETHER * ids.numel(), kept_bytes=sys.maxsize if kept else 0)
+    head, tied, how = len(skeleton.layouts) - 1, skeleton.structure.tied, "_kept" if kept else ""
 
     def timed(name: str, units: list[int], work: Callable[[], object], *, gradients: bool) -> None:
         start = time.perf_counter()
@@ -190,24 +200,33 @@ def _pass(probe: LayerProbe, times: dict[str, list[float]]) -> None:
 
     parts: tuple[tuple[str, list[int], Callable[[int], object], bool], ...] = (
         ("embedding_forward", [0], lambda m: model.forward(0, m, probe.weights[0]), False),
-        ("layer_forward", [1], lambda m: model.forward(1, m, probe.weights[1]), False),
+        (f"layer{how}_forward", [1], lambda m: model.forward(1, m, probe.weights[1], keep=kept), False),
         ("head_backward", [head, 0] if tied else [head], model.head, True),
-        ("layer_backward", [1], lambda m: model.backward(1, m, probe.weights[1]), True),
+        (f"layer{how}_backward", [1], lambda m: model.backward(1, m, probe.weights[1]), True),
         ("embedding_backward", [0], lambda m: model.backward(0, m, probe.weights[0]), True),
     )
     for name, units, work, gradients in parts:
         for micro_batch in range(_TOGETHER):
             timed(name, units, partial(work, micro_batch), gradients=gradients)
+        if kept:
+            del times[name][-_TOGETHER]  # of the first, what is not kept does so as well
+
+
+def _passes(probe: LayerProbe, *, seconds: float) -> dict[str, float]:
+    """Mean seconds of each part: a step is a sum of many, fast ones and slow ones."""
+    times: dict[str, list[float]] = {}
+    start = time.perf_counter()
+    while not times or time.perf_counter() - start < seconds:
+        for kept in (False, True):
+            _pass(probe, times, kept=kept)
+    return {name: statistics.fmean(values) for name, values in times.items()}
 
 
 def layer_times(probe: LayerProbe, dtype: str, *, seconds: float) -> LayerTimes:
-    """Median times of embedding, layer and head for one micro-batch of several in turn."""
-    _pass(probe, {})
-    times: dict[str, list[float]] = {}
-    start = time.perf_counter()
-    while len(times.get("layer_forward", ())) < 3 or time.perf_counter() - start < seconds:
-        _pass(probe, times)
-    found = {name: statistics.median(values) for name, values in times.items()}
+    """Mean times of embedding, layer and head for one micro-batch of several in turn."""
+    for kept in (False, True):
+        _pass(probe, {}, kept=kept)
+    found = _passes(probe, seconds=seconds)
     config = probe.skeleton.model.config.get_text_config()
     return LayerTimes(
         layer_parameters=sum(slot.elements for slot in probe.skeleton.layouts[1].parameters),
@@ -236,18 +255,16 @@ def shared_cores(
 
     threads = torch.get_num_threads()
     worker = threading.Thread(target=update)
-    times: dict[str, list[float]] = {}
     start = time.perf_counter()
     worker.start()
     try:
-        while len(times.get("layer_forward", ())) < 3 or time.perf_counter() - start < seconds:
-            _pass(probe, times)
+        times = _passes(probe, seconds=seconds)
     finally:
         stop.set()
         worker.join()
         torch.set_num_threads(threads)
     took = time.perf_counter() - start
-    together = statistics.median(times["layer_forward"]) + statistics.median(times["layer_backward"])
+    together = times["layer_forward"] + times["layer_backward"]
     compute = (alone.layer_forward + alone.layer_backward) / together
     cpu = updates * _CHUNK_ELEMENTS / took / optimizer_rate
     return SharedCores(compute=min(1.0, compute), cpu=min(1.0, cpu))

@@ -175,7 +175,7 @@ def phase_work(
     read_state = Expression(1.0, resident_state=-1.0) * sizes.state
     gradients_on_ssd = Expression(1.0, gradients_host=-1.0) * sizes.gradients
     gradients_in_host = Expression(gradients_host=1.0) * sizes.gradients
-    seconds = costs.units
+    seconds, keepers = costs.units, [costs.units[unit] for unit in shape.keepers]
     micro_batches = shape.micro_batches
     resident = Expression(resident_weights=sizes.weights, resident_state=sizes.state)
 
@@ -194,7 +194,10 @@ def phase_work(
         ssd_write=writes + on_ssd + resident * snapshots,
         h2d=Expression(sizes.forward_weights) if separate_device else none,
         d2h=leaving if separate_device else none,
-        compute=Expression(micro_batches * sum(unit.forward for unit in seconds[:-1])),
+        compute=Expression(
+            micro_batches * sum(unit.forward for unit in seconds[:-1]),
+            kept_activations=micro_batches * sum(unit.forward_if(kept=True) - unit.forward for unit in keepers),
+        ),
         cpu=updates + moved(on_ssd),
     )
     reads, writes, updates = update(in_backward)
@@ -207,8 +210,7 @@ def phase_work(
         compute=Expression(
             micro_batches * sum(unit.backward for unit in seconds[shape.first_trained :])
             + sizes.gradients / costs.device_fill,  # zeros
-            kept_activations=-micro_batches
-            * sum(seconds[unit].backward - seconds[unit].kept_backward for unit in shape.keepers),
+            kept_activations=micro_batches * sum(unit.backward_if(kept=True) - unit.backward for unit in keepers),
         ),
         cpu=updates
         + gradients_in_host * (held / costs.copy)

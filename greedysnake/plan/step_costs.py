@@ -88,12 +88,17 @@ def _from_measured(
     times: LayerTimes, workload: Workload, batch: BatchShape, layers_per_unit: int
 ) -> tuple[UnitSeconds, ...]:
     scale = batch.rows / times.rows
-    layers = [
-        UnitSeconds(
-            forward=len(group) * scale * times.layer_forward, backward=len(group) * scale * times.layer_backward
+
+    def unit(layers: int) -> UnitSeconds:
+        many = layers * scale
+        return UnitSeconds(
+            forward=many * times.layer_forward,
+            backward=many * times.layer_backward,
+            kept_forward=times.layer_kept_forward and many * times.layer_kept_forward,
+            kept_backward=times.layer_kept_backward and many * times.layer_kept_backward,
         )
-        for group in workload.groups(layers_per_unit)[1:-1]
-    ]
+
+    layers = [unit(len(group)) for group in workload.groups(layers_per_unit)[1:-1]]
     return (
         # what the backward of an embedding takes is its size, not its tokens
         UnitSeconds(forward=scale * times.embedding_forward, backward=times.embedding_backward),

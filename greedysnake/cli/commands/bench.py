@@ -31,7 +31,8 @@ Systems = Annotated[
     list[str] | None,
     typer.Option(
         help="greedysnake, greedysnake-streamed, horizontal, zero-infinity, zero-infinity-weights-in-memory, "
-        "torch, torch-swap; several: again. Default: all but zero-infinity-weights-in-memory and torch-swap."
+        "zero-infinity-activations-in-memory, zero-infinity-in-memory, torch, torch-swap; several: again. "
+        "Default: the first four and torch."
     ),
 ]
 Ablated = Annotated[
