@@ -78,7 +78,7 @@ class PlainTrainer:
     def step_as(self, trainer: Trainer, micro_batches: Sequence[dict[str, Tensor]]) -> float:
         """One optimizer step in the order of the step that ``trainer`` has just made. Returns the loss."""
         assert trainer.plan is not None
-        schedule, layouts = trainer.plan.build(pending=self._step > 0), trainer.skeleton.layouts
+        schedule, layouts = trainer.plan.schedules.step(pending=self._step > 0), trainer.skeleton.layouts
         unit_of = {slot.name: unit for unit, layout in enumerate(layouts) for slot in layout.parameters}
         unit_of["head"] = len(layouts) - 1
         return self.step(micro_batches, lambda parameter: schedule.backward_order(unit_of[parameter]))
