@@ -8,9 +8,9 @@ from greedysnake.engine.opening import open_committed
 from greedysnake.engine.unit_store import read_unit_weights
 
 
-def weights_in(folder: Path) -> dict[str, Tensor]:
+def weights_in(*folders: Path) -> dict[str, Tensor]:
     """Weights at a store's last commit, read as an export after a crash would."""
-    store, skeleton, _ = open_committed([folder])
+    store, skeleton, _ = open_committed(folders)
     try:
         return {
             name: tensor.clone()

@@ -5,8 +5,9 @@ is the sum over micro-batches of what comes through the head, plus the sum of wh
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import pytest
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -16,6 +17,20 @@ from greedysnake.engine.batches import target_tokens
 from greedysnake.models.skeleton import decays
 from greedysnake.models.streaming import layer_seed
 from greedysnake.models.structure import find_layers
+
+
+def torch_adamw(groups: Mapping[bool, list[nn.Parameter]], settings: AdamW) -> torch.optim.AdamW:
+    """torch's own optimizer of parameters with (True) and without weight decay."""
+    return torch.optim.AdamW(
+        [
+            {"params": groups[True], "weight_decay": settings.weight_decay},
+            {"params": groups[False], "weight_decay": 0.0},
+        ],
+        lr=settings.lr,
+        betas=settings.betas,
+        eps=settings.eps,
+        fused=True,
+    )
 
 
 class PlainTrainer:
@@ -35,16 +50,7 @@ class PlainTrainer:
                 if parameter.requires_grad and id(parameter) not in seen:
                     seen.add(id(parameter))
                     groups[decays(module, name, parameter) or settings.decay_norms_and_biases].append(parameter)
-        self.optimizer = torch.optim.AdamW(
-            [
-                {"params": groups[True], "weight_decay": settings.weight_decay},
-                {"params": groups[False], "weight_decay": 0.0},
-            ],
-            lr=settings.lr,
-            betas=settings.betas,
-            eps=settings.eps,
-            fused=True,
-        )
+        self.optimizer = torch_adamw(groups, settings)
 
     def step(self, micro_batches: Sequence[dict[str, Tensor]], order: Callable[[str], Sequence[int]]) -> float:
         """One optimizer step; ``order`` gives the order of addition for a parameter. Returns the loss."""
@@ -78,10 +84,19 @@ class PlainTrainer:
     def step_as(self, trainer: Trainer, micro_batches: Sequence[dict[str, Tensor]]) -> float:
         """One optimizer step in the order of the step that ``trainer`` has just made. Returns the loss."""
         assert trainer.plan is not None
-        schedule, layouts = trainer.plan.build(pending=self._step > 0), trainer.skeleton.layouts
+        schedule, layouts = trainer.plan.schedules.step(pending=self._step > 0), trainer.skeleton.layouts
         unit_of = {slot.name: unit for unit, layout in enumerate(layouts) for slot in layout.parameters}
         unit_of["head"] = len(layouts) - 1
         return self.step(micro_batches, lambda parameter: schedule.backward_order(unit_of[parameter]))
+
+    def train_beside(self, trainer: Trainer, batches: Iterable[Sequence[dict[str, Tensor]]]) -> bool:
+        """Make steps in ``trainer`` and the same here; their losses agree. Returns whether any of them was clipped."""
+        clipped = False
+        for batch in batches:
+            result = trainer.step(batch)
+            clipped |= result.clipped
+            assert result.loss == pytest.approx(self.step_as(trainer, batch), rel=1e-6)
+        return clipped
 
     def _untied_twin(self) -> tuple[PreTrainedModel, dict[str, tuple[str, str]]]:
         """A copy in which the head has a weight of its own; and the embedding's and its name there, by the model's."""

@@ -8,6 +8,7 @@ two parts of such a gradient in the model's dtype.
 from collections.abc import Callable, Sequence
 
 import torch
+from plain import torch_adamw
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -53,16 +54,7 @@ class MasterTrainer:
                 groups[decays(module, name, parameter)].append(self._masters[f"{module_name}.{name}"])
                 if parameter.dtype != torch.float32:
                     parameter.grad_dtype = torch.float32
-        self._optimizer = torch.optim.AdamW(
-            [
-                {"params": groups[True], "weight_decay": settings.weight_decay},
-                {"params": groups[False], "weight_decay": 0.0},
-            ],
-            lr=settings.lr,
-            betas=settings.betas,
-            eps=settings.eps,
-            fused=True,
-        )
+        self._optimizer = torch_adamw(groups, settings)
 
     def step(self, micro_batches: Sequence[dict[str, Tensor]]) -> float:
         """One optimizer step, or none where GradScaler skips it. Returns the loss."""

@@ -1,6 +1,7 @@
 """A run that takes a second, from the command line."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -46,3 +47,11 @@ def run_well(*arguments: str | Path) -> None:
         patch.setattr(sys, "argv", ["greedysnake", *map(str, arguments)])
         with pytest.raises(SystemExit, match=r"^0$"):
             main()
+
+
+def copy_of_records(run: Path, folder: Path) -> Path:
+    """What a run has written down beside its store, in a new folder."""
+    folder.mkdir()
+    for name in ("config.yaml", "plan.json", "metrics.jsonl", "summary.json", "trace.json"):
+        shutil.copy(run / name, folder)
+    return folder

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from greedysnake import AdamW, Lora, Trainer
 from greedysnake.data import load_tokenizer
-from greedysnake.engine import loading
+from greedysnake.engine import loading, opening
 from greedysnake.errors import ConfigError, ModelError, StorageError
 from greedysnake.models.checkpoint import Checkpoint
 
@@ -51,11 +51,24 @@ def die_at(unit: int) -> None:
     Checkpoint.fill = fill_or_die
 
 
-@pytest.mark.parametrize("unit", [0, 1, 3])
-def test_a_load_that_is_killed_goes_on_where_it_was(tmp_path, command, monkeypatch, unit):  # noqa: F811
+def die_having_written(unit: int) -> None:
+    loading.COMMIT_BYTES = 1
+    write = opening.write_unit
+
+    def write_and_die(store, index, *arguments):
+        write(store, index, *arguments)
+        if index == unit:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    opening.write_unit = write_and_die
+
+
+@pytest.mark.parametrize(("unit", "die"), [(0, die_at), (1, die_at), (3, die_at), (3, die_having_written)])
+def test_a_load_that_is_killed_goes_on_where_it_was(tmp_path, command, monkeypatch, unit, die):  # noqa: F811
+    """Also with one slot, once more has been written than the last commit of the load names."""
     model = model_folder(tmp_path / "model")
-    path = write_config(tmp_path, model={"path": str(model), "config": None})
-    killed = Command(["train", path], tmp_path / "log", partial(die_at, unit))
+    path = write_config(tmp_path, model={"path": str(model), "config": None}, engine={"second_slot": die == die_at})
+    killed = Command(["train", path], tmp_path / "log", partial(die, unit))
     assert killed.ending()[0] == -signal.SIGKILL
     run = tmp_path / "run"
     for verb in ("export", "verify"):

@@ -89,7 +89,7 @@ def test_snapshots_of_what_stays_in_memory_are_counted(tmp_path):
         results = [trainer.step(batch) for batch in batches]
     prediction = plan.prediction
     assert prediction is not None
-    state = sum(plan.build(pending=True).pools[name].bytes for name in ("resident_weights", "resident_state"))
+    state = sum(plan.schedules.step(pending=True).pools[name].bytes for name in ("resident_weights", "resident_state"))
     assert prediction.ssd_write_bytes == pytest.approx(state / 2)
     assert prediction.snapshot_step_seconds > 0
     mean = sum(result.ssd_write_bytes for result in results[1:]) / (len(results) - 1)

@@ -3,14 +3,13 @@
 import json
 import random
 import re
-import shutil
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_run import run_well, write_config
+from small_run import copy_of_records, run_well, write_config
 from test_report_page import page_of, text_of
 from test_schedule import CHOICES, KINDS, shapes
 
@@ -26,29 +25,15 @@ from greedysnake.report.memory import (
 )
 from greedysnake.report.run_files import read_run
 from greedysnake.report.sections_rates import probed_rate
-from greedysnake.schedule import BUILDERS, Buffer, Operation, Resource, Schedule, Tier, check_schedule
+from greedysnake.schedule import BUILDERS, Buffer, Resource, Schedule, Tier, check_schedule
 from greedysnake.units import format_bytes
 
 DURABLE = {"ssd_weights", "ssd_state", "ssd_frozen"}
 OVERLAPPING = {Resource.SSD_READ, Resource.SSD_WRITE}
 
 
-def event(operation: Operation, start_s: float, end_s: float) -> OperationEvent:
-    return OperationEvent(
-        kind=operation.kind,
-        resource=operation.resource,
-        unit=operation.unit,
-        micro_batch=operation.micro_batch,
-        chunk=operation.chunk,
-        start_s=start_s,
-        end_s=end_s,
-        bytes=operation.bytes,
-        operation=operation.index,
-    )
-
-
 def one_by_one(schedule: Schedule) -> list[OperationEvent]:
-    return [event(operation, operation.index, operation.index + 1) for operation in schedule.operations]
+    return [OperationEvent.of(operation, operation.index, operation.index + 1) for operation in schedule.operations]
 
 
 def at_random(schedule: Schedule, seed: int) -> list[OperationEvent]:
@@ -60,7 +45,7 @@ def at_random(schedule: Schedule, seed: int) -> list[OperationEvent]:
         turn = latest.get(operation.resource)
         free = 100.0 if turn is None else turn.start_s if operation.resource in OVERLAPPING else turn.end_s
         start = max([free, *(events[earlier].end_s for earlier in operation.after)]) + chance.choice([0, 0, 1, 3])
-        events.append(event(operation, start, start + chance.choice([0, 1, 2, 20])))
+        events.append(OperationEvent.of(operation, start, start + chance.choice([0, 1, 2, 20])))
         latest[operation.resource] = events[-1]
     return events
 
@@ -200,11 +185,7 @@ def trained(tmp_path_factory) -> Path:
 @pytest.fixture
 def run(trained, tmp_path) -> Path:
     """A copy of the run's records, to be damaged."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    for name in ("config.yaml", "plan.json", "metrics.jsonl", "summary.json", "trace.json"):
-        shutil.copy(trained / name, folder)
-    return folder
+    return copy_of_records(trained, tmp_path / "run")
 
 
 def trace_of(run: Path) -> list[dict]:

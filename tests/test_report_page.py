@@ -2,14 +2,13 @@
 
 import json
 import re
-import shutil
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 import yaml
-from small_run import run_well, write_config
+from small_run import copy_of_records, run_well, write_config
 
 from greedysnake.cli.app import main
 from greedysnake.errors import ConfigError
@@ -34,11 +33,7 @@ def trained(tmp_path_factory) -> Path:
 @pytest.fixture
 def run(trained, tmp_path) -> Path:
     """A copy of the run's records, to be damaged."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    for name in ("config.yaml", "plan.json", "metrics.jsonl", "summary.json", "trace.json"):
-        shutil.copy(trained / name, folder)
-    return folder
+    return copy_of_records(trained, tmp_path / "run")
 
 
 def page_of(run: Path) -> str:

@@ -1,12 +1,14 @@
 """Training upon a store over several folders."""
 
+from contextlib import closing
+
 import pytest
 import torch
 from architectures import random_batches, small_config
+from committed import weights_in
 
 from greedysnake import AdamW, Trainer
 from greedysnake.engine.opening import open_committed
-from greedysnake.engine.unit_store import read_unit_weights
 from greedysnake.errors import ConfigError, StorageError
 
 
@@ -16,16 +18,9 @@ def trained(folders) -> dict[str, torch.Tensor]:
     with Trainer(config, folders, chunk_elements=4096 * 64, optimizer=AdamW(lr=1e-2), boundaries_on_ssd=1.0) as trainer:
         for batch in random_batches(2, 2, padding=False):
             trainer.step(batch)
-    store, skeleton, _ = open_committed(folders)
-    try:
+    with closing(open_committed(folders)[0]) as store:
         assert store.verify() == []
-        return {
-            name: tensor.clone()
-            for unit, layout in enumerate(skeleton.layouts)
-            for name, tensor in read_unit_weights(store, unit, layout).items()
-        }
-    finally:
-        store.close()
+    return weights_in(*folders)
 
 
 def test_training_on_three_folders_gives_the_weights_of_training_on_one(tmp_path):

@@ -9,13 +9,14 @@ from rich.console import Console
 from rich.markup import escape
 
 from greedysnake import units
-from greedysnake.config import load_config
+from greedysnake.config import RunConfig, load_config
 from greedysnake.errors import ConfigError
+from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.forecast import CHINCHILLA_TOKENS, SHOWN_RESOURCES, Forecast, forecast, where
 from greedysnake.plan.hardware import Hardware, load_hardware
 from greedysnake.plan.presets import MODEL_PRESETS
 from greedysnake.plan.query import PlanQuery
-from greedysnake.plan.snapshots import DEFAULT_SNAPSHOT_STEPS, can_take_back, steps_between_snapshots
+from greedysnake.plan.snapshots import DEFAULT_SNAPSHOT_STEPS
 from greedysnake.report.wording import moved, percent, rate, seconds
 from greedysnake.schedule import Choices, Tier
 from greedysnake.units import format_bytes
@@ -67,52 +68,52 @@ def make_query(model: str, machine: str | None, fixed: dict[str, Any], overrides
     if not path.exists():
         known = ", ".join(MODEL_PRESETS)
         raise ConfigError(f"{model}: neither a file of settings nor a known model; known are {known}")
-    from greedysnake.cli.model import lora_of, model_config  # here, as a preset needs neither torch nor transformers
-    from greedysnake.plan.describe import describe_model
-
     settings = load_config(path, overrides)
-    config = model_config(settings)
-    engine, training = settings.engine, settings.training
-    hardware = load_hardware(machine or engine.hardware or DEFAULT_MACHINE)
-    if engine.boundaries_on_device and not hardware.separate_device:
-        raise ConfigError(
-            f"engine.boundaries_on_device: found {engine.boundaries_on_device:g}; needs 0 or null, as {hardware.name} "
-            f"has no accelerator with memory of its own. Or name another machine with --hardware"
-        )
-    resident = (engine.resident_weights, engine.resident_state)
-    snapshot_every = steps_between_snapshots(training.snapshot_every, *resident)
-    query = PlanQuery(
-        workload=describe_model(
-            config,
-            dtype=settings.model.dtype,
-            name=str(settings.model.path or config.model_type),
-            freeze=training.freeze or (),
-            lora=lora_of(settings),
-        ),
-        hardware=_within(hardware, engine.host_memory, engine.device_memory),
-        tokens=settings.data.sequence_length,
-        micro_batches=training.micro_batches,
-        rows=training.micro_batch_size,
-        sequences=training.micro_batches * training.micro_batch_size,
-        delayed_share=engine.delayed_share,
-        layers_per_unit=engine.layers_per_unit,
-        boundaries_on_device=engine.boundaries_on_device,
-        boundaries_on_ssd=engine.boundaries_on_ssd,
-        kept_activations=engine.kept_activations,
-        gradients=None if engine.gradients == "auto" else Tier(engine.gradients),
-        resident_weights=engine.resident_weights,
-        resident_state=engine.resident_state,
-        clipping=settings.optimizer.max_grad_norm is not None,
-        can_take_back=can_take_back(snapshot_every, *resident, second_slot=engine.second_slot),
-        snapshot_every=snapshot_every,
-        second_slot=engine.second_slot,
-        schedule=engine.schedule,
-    )
+    query = _query_of(settings, load_hardware(machine or settings.engine.hardware or DEFAULT_MACHINE))
     if "sequences" in given:
         query = replace(query, micro_batches=None, rows=None)
     elif {"micro_batches", "rows"} & given.keys():
         query = replace(query, sequences=None)
     return replace(query, **given)
+
+
+def _query_of(settings: RunConfig, hardware: Hardware) -> PlanQuery:
+    """What a run with these settings would ask on a machine, which need not be this one."""
+    # here, as a preset needs neither torch nor transformers
+    from greedysnake.cli.model import lora_of, model_config
+    from greedysnake.cli.trainer import changeable_settings
+    from greedysnake.engine.settings import TrainerSettings
+    from greedysnake.plan.describe import describe_model
+
+    engine, training = settings.engine, settings.training
+    if engine.boundaries_on_device and not hardware.separate_device:
+        raise ConfigError(
+            f"engine.boundaries_on_device: found {engine.boundaries_on_device:g}; needs 0 or null, as {hardware.name} "
+            f"has no accelerator with memory of its own. Or name another machine with --hardware"
+        )
+    config = model_config(settings)
+    workload = describe_model(
+        config,
+        dtype=settings.model.dtype,
+        name=str(settings.model.path or config.model_type),
+        freeze=training.freeze or (),
+        lora=lora_of(settings),
+    )
+    there = {"hardware": hardware, "device": "emulated" if hardware.separate_device else "cpu"}
+    trainer = TrainerSettings.of(
+        storage=tuple(settings.storage_folders),
+        layers_per_unit=engine.layers_per_unit,
+        second_slot=engine.second_slot,
+        **{**changeable_settings(settings), **there},
+    )
+    query = trainer.request(separate_device=hardware.separate_device, device_free_bytes=None).query(
+        workload,
+        _within(hardware, engine.host_memory, engine.device_memory),
+        BatchShape(
+            micro_batches=training.micro_batches, rows=training.micro_batch_size, tokens=settings.data.sequence_length
+        ),
+    )
+    return replace(query, second_slot=engine.second_slot)
 
 
 def _within(hardware: Hardware, host_memory: int | None, device_memory: int | None) -> Hardware:

@@ -4,7 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from greedysnake.config.schema import Section, sections
+from greedysnake.config.schema import sections
+from greedysnake.config.section import Section
 from greedysnake.config.values import LARGEST_INT
 
 MARKER = "<!-- Everything below is generated: python -m greedysnake.config docs/config.md -->\n"

@@ -5,9 +5,10 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 from greedysnake.data.splits import Role, of_role
 from greedysnake.data.tables import dataset_row_count, is_saved_dataset, parquet_row_count
@@ -201,15 +202,10 @@ def _table(path: Path, kind: FileKind) -> tuple[int, str, None, bool]:
 
 def _digest(path: Path) -> tuple[int, str]:
     hasher, size_bytes = hashlib.blake2b(digest_size=16), 0
-    try:
-        with path.open("rb") as file:
-            while block := file.read(_BLOCK_BYTES):
-                hasher.update(block)
-                size_bytes += len(block)
-    except OSError as error:
-        raise DataError(
-            f"{path}: cannot be read ({error.strerror}); change its permissions, or leave it out"
-        ) from error
+    with _opened(path) as file:
+        while block := file.read(_BLOCK_BYTES):
+            hasher.update(block)
+            size_bytes += len(block)
     return size_bytes, hasher.hexdigest()
 
 
@@ -218,24 +214,35 @@ def _read_through(path: Path) -> tuple[int, str, str | None, bool]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     hasher = hashlib.blake2b(digest_size=16)
     size_bytes, has_text = 0, False
+    with _opened(path) as file:
+        while True:
+            block = file.read(_BLOCK_BYTES)
+            undecoded, _ = decoder.getstate()
+            if b"\0" in block:
+                # Text never has a zero byte; UTF-16 and most binary formats do, early on.
+                position = size_bytes + block.index(b"\0")
+                return size_bytes, "", f"not text (a zero byte at byte {position})", False
+            try:
+                has_text |= bool(decoder.decode(block, final=not block).strip())
+            except UnicodeDecodeError as error:
+                position = size_bytes - len(undecoded) + error.start
+                return size_bytes, "", f"not UTF-8 ({error.reason} at byte {position})", False
+            if not block:
+                return size_bytes, hasher.hexdigest(), None, has_text
+            hasher.update(block)
+            size_bytes += len(block)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """The file, to be read.
+
+    Raises:
+        DataError: it cannot be, now or within.
+    """
     try:
         with path.open("rb") as file:
-            while True:
-                block = file.read(_BLOCK_BYTES)
-                undecoded, _ = decoder.getstate()
-                if b"\0" in block:
-                    # Text never has a zero byte; UTF-16 and most binary formats do, early on.
-                    position = size_bytes + block.index(b"\0")
-                    return size_bytes, "", f"not text (a zero byte at byte {position})", False
-                try:
-                    has_text |= bool(decoder.decode(block, final=not block).strip())
-                except UnicodeDecodeError as error:
-                    position = size_bytes - len(undecoded) + error.start
-                    return size_bytes, "", f"not UTF-8 ({error.reason} at byte {position})", False
-                if not block:
-                    return size_bytes, hasher.hexdigest(), None, has_text
-                hasher.update(block)
-                size_bytes += len(block)
+            yield file
     except OSError as error:
         raise DataError(
             f"{path}: cannot be read ({error.strerror}); change its permissions, or leave it out"

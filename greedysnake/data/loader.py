@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+AnyPacking = Packing | Literal["auto"]
+AnyLongDocuments = LongDocuments | Literal["auto"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Corpus:
@@ -44,14 +47,62 @@ class _Corpus:
         return self.file.digest, self.packing, self.long_documents
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Cutter:
+    """Makes sequences of files; its settings are those of :func:`load_data`."""
+
+    wanted: RecordFormat
+    packing: AnyPacking
+    long_documents: AnyLongDocuments
+    tokenizer: "PreTrainedTokenizerBase"
+    sequence_length: int
+    cache_dir: Path
+    vocab_size: int | None
+
+    def corpus(self, survey: FileSurvey, what: str) -> _Corpus:
+        """The files that hold what is wanted, tokenised and cut; ``what`` they are for is told in errors."""
+        format_ = find_format(survey, self.wanted)
+        survey = files_of_format(survey, format_)
+        file = self._tokenised(survey, format_)
+        how = self.packing if self.packing != "auto" else "whole" if format_ == "text" else "documents"
+        source = f"{what} data {_name(survey)}"
+        long: LongDocuments | None = None
+        sequences: PackedSequences | DocumentRows
+        if how == "whole":
+            sequences = pack(file.open(), self.sequence_length, source=source, target_bits=file.targets())
+        else:
+            by_format: LongDocuments = "split" if format_ == "text" else "truncate"
+            long = by_format if self.long_documents == "auto" else self.long_documents
+            sequences = document_rows(
+                file, self.sequence_length, packed=how == "documents", long_documents=long, source=source
+            )
+        return _Corpus(survey=survey, format=format_, packing=how, long_documents=long, file=file, sequences=sequences)
+
+    def _tokenised(self, survey: FileSurvey, format_: Format) -> TokenFile:
+        """The files' tokens, all of which the model has."""
+        tokenizer, cache_dir = self.tokenizer, self.cache_dir
+        if format_ == "text":
+            text_field = self.wanted.text_field
+            file = tokenise_files(survey, tokenizer=tokenizer, text_field=text_field, cache_dir=cache_dir)
+        else:
+            file = tokenise_examples(survey, format_, self.wanted, tokenizer=tokenizer, cache_dir=cache_dir)
+        if self.vocab_size is not None and file.largest_token >= self.vocab_size:
+            raise DataError(
+                f"{_name(survey)}: token {file.largest_token} "
+                f"({tokenizer.convert_ids_to_tokens(file.largest_token)!r}) occurs, the model's vocab_size "
+                f"is {self.vocab_size}; use the model's own tokenizer, or take this token out of the text"
+            )
+        return file
+
+
 def load_data(
     *,
     train: Paths,
     evaluation: Paths | None = None,
     eval_share: float = 0.0,
     record_format: RecordFormat | None = None,
-    packing: Literal["auto", "documents", "whole", "none"] = "auto",
-    long_documents: Literal["auto", "truncate", "split", "drop"] = "auto",
+    packing: AnyPacking = "auto",
+    long_documents: AnyLongDocuments = "auto",
     tokenizer: "PreTrainedTokenizerBase",
     sequence_length: int,
     micro_batch_size: int,
@@ -87,55 +138,26 @@ def load_data(
         DataError: a setting is out of range, or the files are missing, damaged, empty or too short.
         ModelError: the tokenizer has no chat template for chats.
     """
-    for name, value, least in (
-        ("micro_batch_size", micro_batch_size, 1),
-        ("micro_batches", micro_batches, 1),
-        ("seed", seed, 0),
-    ):
-        if value < least:
-            raise DataError(f"{name} is {value}; set it to {least} or more")
-    if evaluation is not None and eval_share:
-        raise DataError(
-            f"evaluation data is given twice, as files and as eval_share {eval_share}; leave out one of the two"
-        )
-    wanted = record_format or RecordFormat()
-
-    def corpus(survey: FileSurvey, what: str) -> _Corpus:
-        format_ = find_format(survey, wanted)
-        survey = files_of_format(survey, format_)
-        if format_ == "text":
-            file = tokenise_files(survey, tokenizer=tokenizer, text_field=wanted.text_field, cache_dir=Path(cache_dir))
-        else:
-            file = tokenise_examples(survey, format_, wanted, tokenizer=tokenizer, cache_dir=Path(cache_dir))
-        if vocab_size is not None and file.largest_token >= vocab_size:
-            raise DataError(
-                f"{_name(survey)}: token {file.largest_token} "
-                f"({tokenizer.convert_ids_to_tokens(file.largest_token)!r}) occurs, the model's vocab_size "
-                f"is {vocab_size}; use the model's own tokenizer, or take this token out of the text"
-            )
-        how = packing if packing != "auto" else "whole" if format_ == "text" else "documents"
-        source = f"{what} data {_name(survey)}"
-        long: LongDocuments | None = None
-        sequences: PackedSequences | DocumentRows
-        if how == "whole":
-            sequences = pack(file.open(), sequence_length, source=source, target_bits=file.targets())
-        else:
-            long = long_documents if long_documents != "auto" else "split" if format_ == "text" else "truncate"
-            sequences = document_rows(
-                file, sequence_length, packed=how == "documents", long_documents=long, source=source
-            )
-        return _Corpus(survey=survey, format=format_, packing=how, long_documents=long, file=file, sequences=sequences)
-
+    _check_settings(micro_batch_size, micro_batches, seed, evaluation=evaluation, eval_share=eval_share)
+    cutter = _Cutter(
+        wanted=record_format or RecordFormat(),
+        packing=packing,
+        long_documents=long_documents,
+        tokenizer=tokenizer,
+        sequence_length=sequence_length,
+        cache_dir=Path(cache_dir),
+        vocab_size=vocab_size,
+    )
     survey = survey_files(train, "train")
     held_out: PackedSequences | DocumentRows | None = None
     decides: list[tuple[object, ...]] = []
     if evaluation is not None:
         evaluation_survey = survey_files(evaluation, "evaluation")
         survey = without_files_of(survey, evaluation_survey)
-        evaluated = corpus(evaluation_survey, "evaluation")
+        evaluated = cutter.corpus(evaluation_survey, "evaluation")
         held_out = evaluated.sequences
         decides.append(evaluated.decides)
-    found = corpus(survey, "training")
+    found = cutter.corpus(survey, "training")
     training = found.sequences
     if evaluation is None:
         training, chosen = split_for_evaluation(training, eval_share=eval_share, seed=seed)
@@ -147,19 +169,7 @@ def load_data(
         order=EpochOrder(len(training), seed),
         micro_batch_size=micro_batch_size,
         micro_batches=micro_batches,
-        report=DataReport(
-            files=len(found.survey.files),
-            documents=found.file.documents,
-            tokens=found.file.tokens,
-            dropped_tokens=training.dropped_tokens,
-            skipped_files=survey.not_text,
-            empty_files=survey.empty,
-            other_files=survey.other_split,
-            format=found.format,
-            packing=found.packing,
-            targets=training.targets,
-            cut=training.cut if isinstance(training, DocumentRows) else CutReport(),
-        ),
+        report=_report(found, survey, training),
         fingerprint=_fingerprint(*decides, sequence_length, float(eval_share), seed, PACKING_VERSION),
         pad_token=_pad_token(tokenizer, vocab_size),
     )
@@ -184,6 +194,39 @@ def check_sequence_length(sequence_length: int, max_positions: int | None, model
             f"{model_name}: sequence_length is {sequence_length}, the model has {max_positions} positions; "
             f"set sequence_length to {max_positions} or less, or use a model with more positions"
         )
+
+
+def _check_settings(
+    micro_batch_size: int, micro_batches: int, seed: int, *, evaluation: Paths | None, eval_share: float
+) -> None:
+    for name, value, least in (
+        ("micro_batch_size", micro_batch_size, 1),
+        ("micro_batches", micro_batches, 1),
+        ("seed", seed, 0),
+    ):
+        if value < least:
+            raise DataError(f"{name} is {value}; set it to {least} or more")
+    if evaluation is not None and eval_share:
+        raise DataError(
+            f"evaluation data is given twice, as files and as eval_share {eval_share}; leave out one of the two"
+        )
+
+
+def _report(found: _Corpus, survey: FileSurvey, training: PackedSequences | DocumentRows) -> DataReport:
+    """What was found: the files of ``survey``, and the sequences of ``found`` that are for training."""
+    return DataReport(
+        files=len(found.survey.files),
+        documents=found.file.documents,
+        tokens=found.file.tokens,
+        dropped_tokens=training.dropped_tokens,
+        skipped_files=survey.not_text,
+        empty_files=survey.empty,
+        other_files=survey.other_split,
+        format=found.format,
+        packing=found.packing,
+        targets=training.targets,
+        cut=training.cut if isinstance(training, DocumentRows) else CutReport(),
+    )
 
 
 def _name(survey: FileSurvey) -> str:

@@ -141,10 +141,8 @@ class NewRun:
                 system=system,
             )
 
-        source = None
-        if settings.second_slot:  # what has one slot cannot be committed before it is all there
-            layout_settings = {name: getattr(settings, name) for name in LAYOUT}
-            source = source_digest(self.origin.model, self.skeleton, layout_settings)
+        layout_settings = {name: getattr(settings, name) for name in LAYOUT}
+        source = source_digest(self.origin.model, self.skeleton, layout_settings)
         return open_or_create(settings.storage, source, self.skeleton, scratch=scratch, create=create, system=system)
 
 

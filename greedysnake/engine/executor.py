@@ -130,18 +130,7 @@ class Executor:
 
     def _event(self, operation: Operation, start: float, end: float) -> OperationEvent:
         updated = self._chunk(operation).pieces if operation.kind == Kind.UPDATE else ()
-        return OperationEvent(
-            kind=operation.kind,
-            resource=operation.resource,
-            unit=operation.unit,
-            micro_batch=operation.micro_batch,
-            chunk=operation.chunk,
-            start_s=start,
-            end_s=end,
-            bytes=operation.bytes,
-            parameters=sum(piece.elements for piece in updated),
-            operation=operation.index,
-        )
+        return OperationEvent.of(operation, start, end, parameters=sum(piece.elements for piece in updated))
 
     def _content_over(self, buffer: Buffer, writer: Operation) -> None:
         """Nobody needs a buffer's content any more.

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
+from greedysnake.closing import Closing
 from greedysnake.engine.buffers import Buffers
 from greedysnake.engine.devices import Device, make_device
 from greedysnake.engine.executor import Executor
@@ -81,7 +81,7 @@ class Placement:
         return self.choices.weights_resident(unit)
 
 
-class Generator:
+class Generator(Closing):
     """Generates text with a model that may be larger than memory. Use :meth:`of_run` or :meth:`of_folder`.
 
     Attributes:
@@ -246,14 +246,6 @@ class Generator:
         self._device.close()
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def place_weights(

@@ -71,6 +71,11 @@ def source_digest(
     return blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
 
+def is_half_loaded(contents: Mapping[str, Any]) -> bool:
+    """Whether these are the contents of a commit of a load; what it names is not written again, whatever the slots."""
+    return LOADING in contents
+
+
 def half_loaded(folders: Sequence[Path], system: System | None = None) -> dict[str, Any] | None:
     """The note in a store whose load was broken off; None if there is none, or no store."""
     contents = Store.contents_of(folders, system=system)
@@ -102,7 +107,7 @@ def open_or_create(
     note = half_loaded(folders, system)
     if note is None:
         return LoadedSoFar(store=create(), source=source)
-    store, contents = Store.open(folders, writable=True, system=system)
+    store, contents = Store.open(folders, writable=True, accept_mixed=is_half_loaded, system=system)
     try:
         note = contents.get(LOADING, {})
         usable = source is not None and note.get("source") == source and _restore(store, skeleton, note)

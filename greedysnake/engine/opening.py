@@ -13,7 +13,14 @@ from torch import Tensor
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from greedysnake.engine import loading
-from greedysnake.engine.loading import TOKENIZER_FOLDER, LoadedSoFar, commit_so_far, refuse_half_loaded, unit_groups
+from greedysnake.engine.loading import (
+    TOKENIZER_FOLDER,
+    LoadedSoFar,
+    commit_so_far,
+    is_half_loaded,
+    refuse_half_loaded,
+    unit_groups,
+)
 from greedysnake.engine.unit_store import write_unit
 from greedysnake.errors import ModelError, StorageError
 from greedysnake.models.checkpoint import Checkpoint, check_not_quantised, read_config
@@ -180,7 +187,7 @@ def open_committed(
     Raises:
         StorageError: there is no readable store.
     """
-    store, contents = Store.open(folders, writable=writable, system=system)
+    store, contents = Store.open(folders, writable=writable, accept_mixed=is_half_loaded, system=system)
     folder = Path(folders[0])
     try:
         refuse_half_loaded(contents, folder)

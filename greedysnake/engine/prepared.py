@@ -1,6 +1,6 @@
 """A plan made ready to run: memory reserved, schedules built and checked once."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from greedysnake.engine.buffers import Buffers
 from greedysnake.engine.devices import Device
@@ -12,15 +12,7 @@ from greedysnake.models.streaming import StreamedModel
 from greedysnake.optim import AdamW, ChunkUpdater
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.placement import Plan
-from greedysnake.schedule import (
-    Schedule,
-    ScheduleError,
-    StepShape,
-    build_evaluation,
-    build_flush,
-    check_schedule,
-    slot_extents,
-)
+from greedysnake.schedule import Schedule, ScheduleError, check_schedule, slot_extents
 from greedysnake.storage import Store
 
 
@@ -41,8 +33,8 @@ class PreparedPlan:
 
     def __init__(self, plan: Plan, model: StreamedModel, store: Store, *, optimizer: AdamW, device: Device) -> None:
         self.plan = plan
-        self._schedules: dict[str, Schedule] = {}
-        self._pools = plan.fitted_pools()
+        self._pools = plan.schedules.fitted_pools()
+        self._checked: set[int] = set()
         layouts = model.skeleton.layouts
         self.executor = Executor(
             model=model,
@@ -67,29 +59,26 @@ class PreparedPlan:
             pending: whether it comes after a step that left delayed updates.
             snapshot: whether the state after that step is committed on the way.
         """
-        return self._once(f"step, {pending=}, {snapshot=}", lambda: self.plan.build(pending=pending, snapshot=snapshot))
+        return self._checked_once(self.plan.schedules.step(pending=pending, snapshot=snapshot))
 
     def flush_schedule(self) -> Schedule:
         """Delayed updates alone."""
-        return self._once("flush", lambda: build_flush(self.plan.shape, self.plan.choices))
+        return self._checked_once(self.plan.schedules.flush())
 
     def evaluation_schedule(self, micro_batches: int) -> Schedule:
         """Losses of so many micro-batches."""
-        shape = self.plan.shape
-        evaluated = StepShape(
-            units=shape.units, micro_batches=micro_batches, boundary_bytes=shape.boundary_bytes, tied=shape.tied
-        )
-        return self._once(f"evaluation, {micro_batches=}", lambda: build_evaluation(evaluated, self.plan.choices))
+        return self._checked_once(self.plan.schedules.evaluation(micro_batches))
 
-    def _once(self, name: str, build: Callable[[], Schedule]) -> Schedule:
-        if name not in self._schedules:
-            self._schedules[name] = built = build()
-            check_schedule(built)
-            for buffer, size in slot_extents([built], self.plan.shape).items():
+    def _checked_once(self, schedule: Schedule) -> Schedule:
+        """The schedule, which is safe and has its memory."""
+        if id(schedule) not in self._checked:  # the plan keeps it, so its id stays its own
+            check_schedule(schedule)
+            for buffer, size in slot_extents([schedule], self.plan.shape).items():
                 reserved = self._pools[buffer.pool].slot_bytes[buffer.slot]
                 if size > reserved:
-                    raise ScheduleError(f"{name} needs {size} bytes of {buffer}, and {reserved} are reserved")
-        return self._schedules[name]
+                    raise ScheduleError(f"{schedule.name} needs {size} bytes of {buffer}; {reserved} are reserved")
+            self._checked.add(id(schedule))
+        return schedule
 
     def leaves_delayed(self) -> bool:
         """Whether a step leaves updates for the next one."""
@@ -109,4 +98,4 @@ class PreparedPlan:
 
 def scratch_of(plan: Plan, skeleton: Skeleton) -> Mapping[str, int]:
     """The scratch extents that a plan's schedules use, bytes by key."""
-    return scratch_extents(skeleton.layouts, plan.build(pending=True), plan.batch.micro_batches)
+    return scratch_extents(skeleton.layouts, plan.schedules.step(pending=True), plan.batch.micro_batches)

@@ -13,7 +13,7 @@ from greedysnake.optim import AdamW, LearningRate, LossScaling
 from greedysnake.plan.hardware import Hardware, load_hardware
 from greedysnake.plan.request import PlanRequest
 from greedysnake.plan.snapshots import can_take_back, steps_between_snapshots
-from greedysnake.schedule import Tier
+from greedysnake.schedule import SHARES, Tier
 from greedysnake.units import parse_bytes
 
 LAYOUT = ("dtype", "layers_per_unit", "chunk_elements", "seed", "second_slot", "freeze", "lora")
@@ -106,7 +106,7 @@ class TrainerSettings:
             device=self.device,
             schedule=self.schedule,
             gradients=self.gradients,
-            shares={name: getattr(self, name) for name in _SHARES},
+            shares={name: getattr(self, name) for name in SHARES},
             counts={
                 "layers_per_unit": self.layers_per_unit,
                 "snapshot_every": self.snapshot_every,
@@ -237,13 +237,3 @@ def _with_hardware(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values with the machine's figures instead of the name of their file."""
     hardware = values.get("hardware")
     return {**values, **({"hardware": load_hardware(hardware)} if isinstance(hardware, str | Path) else {})}
-
-
-_SHARES = (
-    "delayed_share",
-    "resident_weights",
-    "resident_state",
-    "boundaries_on_device",
-    "boundaries_on_ssd",
-    "kept_activations",
-)

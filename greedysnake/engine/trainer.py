@@ -5,12 +5,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+from greedysnake.closing import Closing
 from greedysnake.engine.batches import check_micro_batches, target_tokens
 from greedysnake.engine.beginning import NewRun, Origin, request_on
 from greedysnake.engine.devices import Device, make_device
@@ -36,7 +36,7 @@ from greedysnake.schedule import Resource
 from greedysnake.storage import FolderBudget, Store, System
 
 
-class Trainer:
+class Trainer(Closing):
     """Trains one model from its storage folders.
 
     Args:
@@ -367,14 +367,6 @@ class Trainer:
                 self.snapshot()
         finally:
             self._runner.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # Parts of a step
 

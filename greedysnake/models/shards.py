@@ -5,11 +5,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import torch
 from torch import Tensor
+
+from greedysnake.closing import Closing
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -151,7 +152,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         raise ValueError(f"{path.name} is not a safetensors file: its header is damaged") from error
 
 
-class ShardWriter:
+class ShardWriter(Closing):
     """Writes tensors into their places, in any order; every tensor once.
 
     Args:
@@ -201,14 +202,6 @@ class ShardWriter:
         """Close the files."""
         while self._files:
             os.close(self._files.pop())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _write(file: int, content: bytes | memoryview, offset: int) -> None:

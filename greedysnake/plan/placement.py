@@ -26,21 +26,10 @@ from greedysnake.plan.kept import kept_unit_bytes
 from greedysnake.plan.model_sizes import activation_sizes
 from greedysnake.plan.prediction import Prediction, predict
 from greedysnake.plan.request import PlanRequest
+from greedysnake.plan.run_schedules import RunSchedules
 from greedysnake.plan.slots import NARROW, with_slots
 from greedysnake.plan.wishes import Wish, host_budget, started_process_bytes, wish_for
-from greedysnake.schedule import (
-    BUILDERS,
-    Choices,
-    Pool,
-    Schedule,
-    StepShape,
-    Tier,
-    build_evaluation,
-    build_flush,
-    fit_pools,
-    slot_extents,
-    step_pools,
-)
+from greedysnake.schedule import Choices, StepShape, Tier, step_pools
 from greedysnake.units import format_bytes
 
 _SHARE_STEPS = 20  # shares are multiples of a twentieth
@@ -52,8 +41,7 @@ class Plan:
 
     Attributes:
         batch: sizes of the step's batch.
-        schedule: name of the schedule.
-        shape, choices: what the schedule is built from.
+        schedules: what a run does, and what that is built from.
         host_bytes, device_bytes: expected use of memory, by purpose.
         host_budget, device_budget: bytes that may be used; None for no limit.
         reasons: why each choice was made.
@@ -62,9 +50,7 @@ class Plan:
     """
 
     batch: BatchShape
-    schedule: str
-    shape: StepShape
-    choices: Choices
+    schedules: RunSchedules
     host_bytes: dict[str, int]
     host_budget: int
     device_bytes: dict[str, int]
@@ -72,6 +58,16 @@ class Plan:
     reasons: tuple[str, ...]
     head_chunk_tokens: int | None = None
     prediction: Prediction | None = None
+
+    @property
+    def shape(self) -> StepShape:
+        """Sizes of a step."""
+        return self.schedules.shape
+
+    @property
+    def choices(self) -> Choices:
+        """What was decided about a step."""
+        return self.schedules.choices
 
     def fits_host(self) -> bool:
         """Whether host memory suffices."""
@@ -87,25 +83,15 @@ class Plan:
         """Whether device memory suffices."""
         return self.device_budget is None or sum(self.device_bytes.values()) <= self.device_budget
 
-    def build(self, *, pending: bool, snapshot: bool = False) -> Schedule:
-        """The schedule of a step; ``pending`` and ``snapshot`` as the builders have it."""
-        return BUILDERS[self.schedule](self.shape, self.choices, pending=pending, snapshot=snapshot)
-
-    def fitted_pools(self) -> dict[str, Pool]:
-        """The memory of all the run's schedules, each slot as large as what any of them brings into it."""
-        steps = [self.build(pending=pending) for pending in (True, False)]  # a snapshot fills no slots
-        others = [build_flush(self.shape, self.choices), build_evaluation(self.shape, self.choices)]
-        return fit_pools(steps[0].pools, slot_extents([*steps, *others], self.shape))
-
     def as_json(self) -> dict[str, Any]:
         """The plan for ``plan.json``."""
-        schedule = self.build(pending=True)
+        schedule = self.schedules.step(pending=True)
         moved = dict.fromkeys(("ssd_read", "ssd_write"), 0)
         for operation in schedule.operations:
             if operation.resource in moved:
                 moved[operation.resource] += operation.bytes
         return {
-            "schedule": self.schedule,
+            "schedule": self.schedules.name,
             "batch": asdict(self.batch),
             "choices": asdict(self.choices),
             "head_chunk_tokens": self.head_chunk_tokens,
@@ -178,9 +164,7 @@ def make_plan(skeleton: Skeleton, batch: BatchShape, request: PlanRequest, wish:
         host, device = _needs(skeleton, computing, request.schedule, shape, choices)
         return Plan(
             batch=batch,
-            schedule=request.schedule,
-            shape=shape,
-            choices=choices,
+            schedules=RunSchedules(name=request.schedule, shape=shape, choices=choices),
             host_bytes=host,
             host_budget=budget,
             device_bytes=device,
@@ -219,7 +203,7 @@ def make_plan(skeleton: Skeleton, batch: BatchShape, request: PlanRequest, wish:
 def _fitted(plan: Plan) -> Plan:
     """The plan with the bytes that its schedules' pools really take, which may be fewer than it was chosen by."""
     host, device = dict(plan.host_bytes), dict(plan.device_bytes)
-    for name, pool in plan.fitted_pools().items():
+    for name, pool in plan.schedules.fitted_pools().items():
         needs = host if pool.tier == Tier.HOST else device
         if pool.tier != Tier.SSD and name in needs:
             needs[name] = pool.bytes
@@ -230,12 +214,11 @@ def _predicted(plan: Plan, skeleton: Skeleton, request: PlanRequest) -> Plan:
     """The plan with what its steps will take, where the machine is known."""
     if request.hardware is None:
         return plan
-    return replace(
-        plan,
-        prediction=predict(
-            request.hardware, skeleton, plan.batch, plan.shape, plan.build, snapshot_every=request.snapshot_every
-        ),
+    step = plan.schedules.step
+    prediction = predict(
+        request.hardware, skeleton, plan.batch, plan.shape, step, snapshot_every=request.snapshot_every
     )
+    return replace(plan, prediction=prediction)
 
 
 def _with_boundaries(plan: Plan, plan_with: Callable[[Choices], Plan], request: PlanRequest, wish: Wish) -> Plan:

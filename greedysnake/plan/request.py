@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
+from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.hardware import Hardware
+from greedysnake.plan.query import PlanQuery
+from greedysnake.plan.workload import Workload
 from greedysnake.schedule import Tier
 
 
@@ -51,3 +54,33 @@ class PlanRequest:
     snapshot_every: int = 1
     head_chunk_tokens: int | None = None
     configured_memory: int | None = None
+
+    def query(self, workload: Workload, hardware: Hardware, batch: BatchShape) -> PlanQuery:
+        """The same asked of the planner.
+
+        Args:
+            workload: the model.
+            hardware: the machine, with no more memory and disk than the run may use.
+            batch: sizes of the step's batch.
+        """
+        return PlanQuery(
+            workload=workload,
+            hardware=hardware,
+            tokens=batch.tokens,
+            sequences=batch.micro_batches * batch.rows,
+            micro_batches=batch.micro_batches,
+            rows=batch.rows,
+            layers_per_unit=self.layers_per_unit,
+            delayed_share=self.delayed_share,
+            boundaries_on_device=self.boundaries_on_device,
+            boundaries_on_ssd=self.boundaries_on_ssd,
+            kept_activations=self.kept_activations,
+            gradients=self.gradients,
+            resident_weights=self.resident_weights,
+            resident_state=self.resident_state,
+            clipping=self.clipping,
+            can_take_back=self.can_take_back,
+            snapshot_every=self.snapshot_every,
+            schedule=self.schedule,
+            mask_bytes=batch.mask_bytes,
+        )

@@ -141,27 +141,8 @@ def training_query(skeleton: Skeleton, batch: BatchShape, request: PlanRequest, 
     }
     if request.separate_device and request.device_memory is not None:
         changes["device_memory"] = request.device_memory
-    return PlanQuery(
-        workload=layer_workload(skeleton),
-        hardware=hardware.model_copy(update=changes),
-        tokens=batch.tokens,
-        sequences=batch.micro_batches * batch.rows,
-        micro_batches=batch.micro_batches,
-        rows=batch.rows,
-        layers_per_unit=request.layers_per_unit,
-        delayed_share=request.delayed_share,
-        boundaries_on_device=request.boundaries_on_device,
-        boundaries_on_ssd=request.boundaries_on_ssd,
-        kept_activations=request.kept_activations,
-        gradients=request.gradients,
-        resident_weights=request.resident_weights,
-        resident_state=request.resident_state,
-        clipping=request.clipping,
-        can_take_back=request.can_take_back,
-        snapshot_every=request.snapshot_every,
-        mask_bytes=batch.mask_bytes,
-        process_bytes=started_process_bytes(),
-    )
+    query = request.query(layer_workload(skeleton), hardware.model_copy(update=changes), batch)
+    return replace(query, process_bytes=started_process_bytes())
 
 
 def host_budget(request: PlanRequest) -> int:

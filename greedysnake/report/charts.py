@@ -128,24 +128,24 @@ def line_chart(
     return _legend(series, marks) + svg(parts, hovers, label=label, width=width, height=height, cursor=cursor)
 
 
-def share_rows(rows: Sequence[Series], *, label: str, width: int = 1140, row_height: int = 46) -> str:
+def share_rows(rows: Sequence[tuple[Series, float]], *, label: str, width: int = 1140, row_height: int = 46) -> str:
     """An SVG with a small chart from 0 to 1 for each series, one below the other.
 
     Args:
-        rows: the shares to draw; all over the same steps.
+        rows: the shares to draw, and the share that is written at the right of each; all over the same steps.
         label: what the chart shows, for those who do not see it.
         width: of the drawing, in its own units.
         row_height: of each row, in the drawing's units.
     """
-    rows = [row for row in rows if row.points]
+    rows = [(row, share) for row, share in rows if row.points]
     if not rows:
         return '<p class="none">not measured</p>'
-    steps = [step for row in rows for step, _ in row.points]
+    steps = [step for row, _ in rows for step, _ in row.points]
     first, last = min(steps), max(steps)
     lone = 0.5 * (first == last)
     height = len(rows) * row_height + 16
     parts = []
-    for index, row in enumerate(rows):
+    for index, (row, share) in enumerate(rows):
         axes = Axes(
             left=110,
             right=width - 46,
@@ -157,17 +157,16 @@ def share_rows(rows: Sequence[Series], *, label: str, width: int = 1140, row_hei
             high=1.0,
         )
         middle = (axes.top + axes.bottom) / 2
-        ordered = sorted(value for _, value in row.points)
         parts.append(
             f'<rect class="well" x="{axes.left}" y="{axes.top}" width="{axes.right - axes.left}"'
             f' height="{axes.bottom - axes.top}"/>'
             f'<text class="row-name" x="{axes.left - 10}" y="{middle + 4}" text-anchor="end">{safe(row.name)}</text>'
             f'<text class="row-value" x="{axes.right + 8}" y="{middle + 4}">'
-            f"{percent(ordered[len(ordered) // 2])}</text>"
+            f"{percent(share)}</text>"
         )
         parts.append(_area(row, axes))
     parts.append(_step_axis(axes, first, last))
-    hovers, cursor = _hovers(rows, axes, percent), (6, axes.bottom)
+    hovers, cursor = _hovers([row for row, _ in rows], axes, percent), (6, axes.bottom)
     return svg(parts, hovers, label=label, width=width, height=height, cursor=cursor)
 
 
@@ -209,7 +208,7 @@ def value_axis(axes: Axes, write: Callable[[float], str], unit: float) -> str:
         ticks = [tick for tick in ticks if axes.low <= tick <= axes.high]
         ticks = ticks[:: -(-len(ticks) // 7)] if ticks else []
     else:
-        ticks = round_ticks(axes.low, axes.high, (axes.bottom - axes.top) / 36, unit)
+        ticks = round_ticks(axes.low, axes.high, (axes.bottom - axes.top) / 30, unit)
     return "".join(
         f'<line class="grid" x1="{axes.left}" x2="{axes.right}" y1="{y:.1f}" y2="{y:.1f}"/>'
         f'<text class="tick" x="{axes.left - 7}" y="{y + 3.5:.1f}" text-anchor="end">{safe(write(tick))}</text>'

@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
+
+from greedysnake.schedule import Operation
 
 RESOURCES = ("compute", "h2d", "d2h", "ssd_read", "ssd_write", "cpu")
 """Every resource, in the order in which traces and pictures show them."""
@@ -44,6 +47,22 @@ class OperationEvent:
     """Parameters updated; 0 for operations that update none."""
     operation: int | None = None
     """Index of the operation in the step's schedule; None where no schedule is known."""
+
+    @classmethod
+    def of(cls, operation: Operation, start_s: float, end_s: float, *, parameters: int = 0) -> Self:
+        """What was recorded of an operation of a schedule."""
+        return cls(
+            kind=operation.kind,
+            resource=operation.resource,
+            unit=operation.unit,
+            micro_batch=operation.micro_batch,
+            chunk=operation.chunk,
+            start_s=start_s,
+            end_s=end_s,
+            bytes=operation.bytes,
+            parameters=parameters,
+            operation=operation.index,
+        )
 
     def __post_init__(self) -> None:
         if self.resource not in RESOURCES:

@@ -5,13 +5,13 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from greedysnake.closing import Closing
 from greedysnake.errors import GreedySnakeError
 
 
-class MetricsFile:
+class MetricsFile(Closing):
     """Append-only ``metrics.jsonl``: one JSON object per line, on the disk before the next one.
 
     A process that dies, or a power cut, leaves every line written so far; at worst the last line is torn, and
@@ -42,14 +42,6 @@ class MetricsFile:
     def close(self) -> None:
         """Close the file; a second call does nothing."""
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:

@@ -16,11 +16,11 @@ MEMORY_COLORS = {
     "resident": "#8b95a1",
     "waiting-gradients": "#e0a93b",
     "boundaries": "#8a5fb5",
-    "kept": "#c9a7e0",
+    "kept": "#e07fae",
     "weights": "#3b7cc4",
     "gradients": "#d96f2b",
     "state": "#2f8a52",
-    "other": "#b8869c",
+    "other": "#8c6d4f",
 }
 """Colours of what memory is for."""
 
@@ -76,7 +76,7 @@ svg text.row-name, svg text.row-value { font-size: 12px; fill: var(--ink); }
 .dotted circle { fill: var(--c); stroke: var(--card); stroke-width: 1.2; }
 .limit { stroke: var(--limit); stroke-width: 1.3; stroke-dasharray: 5 4; }
 svg text.limit-label { fill: var(--limit); }
-.stacked { fill: var(--c); opacity: .85; } .stacked:hover { opacity: 1; }
+.stacked { fill: var(--c); } .stacked:hover { filter: brightness(1.1); }
 .reserved { stroke: var(--soft); stroke-width: 1.3; stroke-dasharray: 5 4; }
 .legend i.reserved { border-top-style: dashed; --c: var(--soft); }
 .legend i.limit { border-top-style: dashed; --c: var(--limit); }

@@ -213,17 +213,17 @@ def _clipped(files: RunFiles) -> str:
 
 
 def _busy_chart(files: RunFiles) -> str:
-    rows, idle = [], []
+    rows, idle, medians = [], [], facts.median_shares(files.steps)
     for resource in RESOURCES:
         points = facts.series(files.steps, facts.busy(resource))
         words = resource_words(resource)
         if any(value > 0 for _, value in points):
-            rows.append(Series(name=words, color=f"r-{resource}", points=points))
+            rows.append((Series(name=words, color=f"r-{resource}", points=points), medians.get(resource, 0.0)))
         elif points:
             idle.append(words)
     unused = f'<p class="soft">Never busy: {safe(", ".join(idle))}.</p>' if idle and rows else ""
     return (
-        "<h3>Busy share of each resource, step by step (median at the right)</h3>"
+        "<h3>Busy share of each resource, step by step (at the right, the median after the first)</h3>"
         + share_rows(rows, label="busy share of each resource over steps")
         + unused
     )
@@ -250,9 +250,11 @@ def _plan_card(files: RunFiles) -> str:
     share = number(plan.get("delayed_parameters_share", choices.get("delayed_share")))
     if share is not None:
         rows.append(("parameters updated in the next step's forward", wording.percent(share)))
-    for name in ("boundaries", "gradients"):
-        if name in choices:
-            rows.append((f"{name} are kept in", _TIERS.get(str(choices[name]), choices[name])))
+    kept = number(choices.get("kept_activations"))
+    if kept:
+        rows.append(("activations kept for the backward, not recomputed", wording.percent(kept)))
+    if "gradients" in choices:
+        rows.append(("gradients are kept in", _TIERS.get(str(choices["gradients"]), choices["gradients"])))
     for name, words in (
         ("weights_and_state_bytes", "weights and state on SSD"),
         ("frozen_bytes", "weights that are not trained, on SSD"),

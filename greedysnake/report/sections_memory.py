@@ -70,8 +70,8 @@ def step_memory_card(files: RunFiles) -> str:
     if traced is None or not traced.memory:
         return card("Memory over a step", f'<p class="none">{_why_none(traced)}</p>', wide=True)
     reading = (
-        "Each colour is memory that holds something just then; from there to the dashed line memory is reserved, "
-        "too, but holds nothing at that moment."
+        "Each colour is memory that holds something just then, from below in the order of the list; from there to the "
+        "dashed line memory is reserved, too, but holds nothing at that moment."
     )
     tiers = "".join(_tier(files, memory) for memory in traced.memory)
     return card(f"Memory over step {traced.number:,}", f"<p>{reading}</p>{tiers}", wide=True)

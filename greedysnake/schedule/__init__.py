@@ -11,11 +11,12 @@ from greedysnake.schedule.builders import (
 from greedysnake.schedule.extents import fit_pools, slot_extents
 from greedysnake.schedule.lives import Life, content_lives
 from greedysnake.schedule.operations import Buffer, Kind, Operation, Pool, Resource, Schedule, Tier
-from greedysnake.schedule.shape import Choices, ChunkShape, StepShape, UnitShape
+from greedysnake.schedule.shape import SHARES, Choices, ChunkShape, StepShape, UnitShape
 from greedysnake.schedule.validate import Peaks, ScheduleError, check_schedule
 
 __all__ = [
     "BUILDERS",
+    "SHARES",
     "Buffer",
     "Choices",
     "ChunkShape",

@@ -1,6 +1,6 @@
 """The pieces that every schedule is put together from: weights that come and go, gradients, updates."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from greedysnake.schedule.operations import Buffer, Kind, Resource, Schedule, Tier
 from greedysnake.schedule.pools import make_pools
@@ -186,9 +186,15 @@ class ScheduleBuilder(OperationTape):
             parts.append((weights, Buffer("ssd_weights", number), sizes.weight_bytes))
         if state.pool == "state":
             parts.append((state, Buffer("ssd_state", number), sizes.state_bytes))
+        self._store(Kind.STORE_STATE, unit, chunk, parts)
+        if state.pool == "state":
+            self.release(state)
+
+    def _store(self, kind: Kind, unit: int, chunk: int, parts: Sequence[tuple[Buffer, Buffer, int]]) -> None:
+        """Write parts of a chunk, each with its home on SSD and its bytes, if there are any."""
         if parts:
             self.emit(
-                Kind.STORE_STATE,
+                kind,
                 Resource.SSD_WRITE,
                 unit=unit,
                 chunk=chunk,
@@ -196,8 +202,6 @@ class ScheduleBuilder(OperationTape):
                 writes=[home for _, home, _ in parts],
                 bytes=sum(size for _, _, size in parts),
             )
-        if state.pool == "state":
-            self.release(state)
 
     def update_delayed(self, unit: int) -> None:
         """The α share of the step before, for a unit whose weights are loaded; then its part of a snapshot."""
@@ -215,16 +219,7 @@ class ScheduleBuilder(OperationTape):
             parts.append((Buffer("resident_weights", unit, chunk), Buffer("ssd_weights", number), sizes.weight_bytes))
         if self.pools["resident_state"].slot_bytes[number]:
             parts.append((Buffer("resident_state", number), Buffer("ssd_state", number), sizes.state_bytes))
-        if parts:
-            self.emit(
-                Kind.STORE_RESIDENT,
-                Resource.SSD_WRITE,
-                unit=unit,
-                chunk=chunk,
-                reads=[buffer for buffer, _, _ in parts],
-                writes=[home for _, home, _ in parts],
-                bytes=sum(size for _, _, size in parts),
-            )
+        self._store(Kind.STORE_RESIDENT, unit, chunk, parts)
 
     def commit(self) -> None:
         """Commit the state after the step before, if that is due: every unit's part has been written.

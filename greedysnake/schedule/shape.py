@@ -89,6 +89,17 @@ class StepShape:
         return self.tied and bool(self.units[0].chunks)
 
 
+SHARES = (
+    "delayed_share",
+    "resident_weights",
+    "resident_state",
+    "boundaries_on_device",
+    "boundaries_on_ssd",
+    "kept_activations",
+)
+"""Of the choices, those that are parts of a whole, from 0 to 1."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Choices:
     """What the plan decided about a step.
@@ -128,14 +139,7 @@ class Choices:
     state_slots: int = 2
 
     def __post_init__(self) -> None:
-        for name in (
-            "delayed_share",
-            "resident_weights",
-            "resident_state",
-            "boundaries_on_device",
-            "boundaries_on_ssd",
-            "kept_activations",
-        ):
+        for name in SHARES:
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")
         for name in ("weight_slots", "gradient_slots", "state_slots"):

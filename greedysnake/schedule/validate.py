@@ -68,6 +68,26 @@ def check_schedule(schedule: Schedule) -> Peaks:
     Raises:
         ScheduleError: with one line for each broken rule.
     """
+    problems = _malformed(schedule)
+    if problems:  # what is below needs edges that lead back and buffers that exist
+        raise ScheduleError("\n".join(problems))
+    walk = _Walk(schedule)
+    for position, operation in enumerate(schedule.operations):
+        for buffer in operation.reads:
+            walk.read(position, buffer)
+        for buffer in operation.writes:
+            walk.write(position, buffer)
+        walk.take_peak()
+        for buffer in operation.releases:
+            walk.release(position, buffer)
+    walk.end()
+    if walk.problems:
+        raise ScheduleError("\n".join(walk.problems))
+    return Peaks(device=walk.peak[Tier.DEVICE], host=walk.peak[Tier.HOST], ssd=walk.peak[Tier.SSD])
+
+
+def _malformed(schedule: Schedule) -> list[str]:
+    """Operations out of their place, edges that do not lead back, buffers that are in no pool."""
     operations = schedule.operations
     problems = [
         f"{operation}: waits for {earlier}, which is not before it"
@@ -86,66 +106,87 @@ def check_schedule(schedule: Schedule) -> Peaks:
         for buffer in (*operation.reads, *operation.writes, *operation.releases)
         if buffer.pool not in schedule.pools or buffer.slot >= len(schedule.pools[buffer.pool].slot_bytes)
     }
-    problems += [f"{buffer} is in no pool" for buffer in sorted(unknown)]
-    if problems:
-        raise ScheduleError("\n".join(problems))
+    return problems + [f"{buffer} is in no pool" for buffer in sorted(unknown)]
 
-    order = _Order(operations)
-    live: dict[Buffer, _Life] = {buffer: _Life() for buffer in schedule.live_in}
-    former: dict[Buffer, list[int]] = {}  # accesses of the content released last
-    now = dict.fromkeys(Tier, 0)
-    for buffer in live:
-        now[schedule.pools[buffer.pool].tier] += schedule.pools[buffer.pool].slot_bytes[buffer.slot]
-    peak = dict(now)
 
-    for position, operation in enumerate(operations):
-        for buffer in operation.reads:
-            life = live.get(buffer.whole)
-            if life is None:
-                problems.append(f"{operation}: reads {buffer}, which holds nothing")
-                continue
-            problems += [
-                f"{operation}: reads {buffer} without waiting for {operations[other]}"
-                for other, used, written in life.uses
-                if written and used.overlaps(buffer) and not order.before(other, position)
+class _Walk:
+    """What every buffer holds as the operations go by in their order, and which rules they break.
+
+    Attributes:
+        problems: a line for each broken rule.
+        peak: most bytes live at once so far, by tier.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.problems: list[str] = []
+        self._schedule = schedule
+        self._operations = schedule.operations
+        self._order = _Order(schedule.operations)
+        self._live = {buffer: _Life() for buffer in schedule.live_in}
+        self._former: dict[Buffer, list[int]] = {}  # accesses of the content released last
+        self._now = dict.fromkeys(Tier, 0)
+        for buffer in self._live:
+            self._take(buffer, 1)
+        self.peak = dict(self._now)
+
+    def read(self, position: int, buffer: Buffer) -> None:
+        """The operation at ``position`` reads a buffer."""
+        life = self._live.get(buffer.whole)
+        if life is None:
+            self.problems.append(f"{self._operations[position]}: reads {buffer}, which holds nothing")
+            return
+        self.problems += [
+            f"{self._operations[position]}: reads {buffer} without waiting for {self._operations[other]}"
+            for other, used, written in life.uses
+            if written and used.overlaps(buffer) and not self._order.before(other, position)
+        ]
+        life.uses.append((position, buffer, False))
+        life.accesses.append(position)
+
+    def write(self, position: int, buffer: Buffer) -> None:
+        """The operation at ``position`` writes a buffer: fills it, or changes what is there."""
+        operation, slot = self._operations[position], buffer.whole
+        if slot not in self._live:
+            self.problems += [
+                f"{operation}: reuses {buffer} without waiting for {self._operations[other]}"
+                for other in self._former.get(slot, ())
+                if not self._order.before(other, position)
             ]
-            life.uses.append((position, buffer, False))
-            life.accesses.append(position)
-        for buffer in operation.writes:
-            slot, pool = buffer.whole, schedule.pools[buffer.pool]
-            if slot not in live:
-                problems += [
-                    f"{operation}: reuses {buffer} without waiting for {operations[other]}"
-                    for other in former.get(slot, ())
-                    if not order.before(other, position)
-                ]
-                live[slot] = _Life()
-                now[pool.tier] += pool.slot_bytes[buffer.slot]
-            elif pool.tier != Tier.SSD and buffer not in operation.reads:
-                problems.append(f"{operation}: fills {buffer}, whose content was never released")
-            life = live[slot]
-            problems += [
-                f"{operation}: writes {buffer} without waiting for {operations[other]}"
-                for other, used, _ in life.uses
-                if other != position and used.overlaps(buffer) and not order.before(other, position)
-            ]
-            if buffer == slot:  # whatever was before is ordered before this
-                life.uses = []
-            life.uses.append((position, buffer, True))
-            life.accesses.append(position)
+            self._live[slot] = _Life()
+            self._take(slot, 1)
+        elif self._schedule.pools[buffer.pool].tier != Tier.SSD and buffer not in operation.reads:
+            self.problems.append(f"{operation}: fills {buffer}, whose content was never released")
+        life = self._live[slot]
+        self.problems += [
+            f"{operation}: writes {buffer} without waiting for {self._operations[other]}"
+            for other, used, _ in life.uses
+            if other != position and used.overlaps(buffer) and not self._order.before(other, position)
+        ]
+        if buffer == slot:  # whatever was before is ordered before this
+            life.uses = []
+        life.uses.append((position, buffer, True))
+        life.accesses.append(position)
+
+    def take_peak(self) -> None:
+        """Note what is live now, before the operation's releases."""
         for tier in Tier:
-            peak[tier] = max(peak[tier], now[tier])
-        for buffer in operation.releases:
-            ended = live.pop(buffer, None)
-            if ended is None:
-                problems.append(f"{operation}: releases {buffer}, which holds nothing")
-                continue
-            former[buffer] = ended.accesses
-            pool = schedule.pools[buffer.pool]
-            now[pool.tier] -= pool.slot_bytes[buffer.slot]
+            self.peak[tier] = max(self.peak[tier], self._now[tier])
 
-    problems += [f"{buffer} is never released" for buffer in sorted(set(live) - schedule.live_out)]
-    problems += [f"{buffer} should hold content at the end" for buffer in sorted(schedule.live_out - set(live))]
-    if problems:
-        raise ScheduleError("\n".join(problems))
-    return Peaks(device=peak[Tier.DEVICE], host=peak[Tier.HOST], ssd=peak[Tier.SSD])
+    def release(self, position: int, buffer: Buffer) -> None:
+        """The operation at ``position`` lets go of a buffer's content."""
+        ended = self._live.pop(buffer, None)
+        if ended is None:
+            self.problems.append(f"{self._operations[position]}: releases {buffer}, which holds nothing")
+            return
+        self._former[buffer] = ended.accesses
+        self._take(buffer, -1)
+
+    def end(self) -> None:
+        """What is live at the end is what the schedule says."""
+        live, live_out = set(self._live), self._schedule.live_out
+        self.problems += [f"{buffer} is never released" for buffer in sorted(live - live_out)]
+        self.problems += [f"{buffer} should hold content at the end" for buffer in sorted(live_out - live)]
+
+    def _take(self, buffer: Buffer, times: int) -> None:
+        pool = self._schedule.pools[buffer.pool]
+        self._now[pool.tier] += times * pool.slot_bytes[buffer.slot]

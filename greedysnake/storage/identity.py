@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from greedysnake.errors import StorageError
 from greedysnake.storage.manifest import FORMAT_VERSION, Manifest
 from greedysnake.storage.names import IDENTITY_NAME, MANIFEST_NAME
-from greedysnake.storage.small_files import damaged, parse_sealed, read_file, replace_file, sealed
-from greedysnake.storage.system import System, reason
+from greedysnake.storage.small_files import read_sealed, replace_file, sealed
+from greedysnake.storage.system import System
 
 FORMAT: Literal["greedysnake-store-folder"] = "greedysnake-store-folder"
 
@@ -53,18 +53,8 @@ class Identity(BaseModel):
         Raises:
             StorageError: it cannot be read or is damaged.
         """
-        path = folder / IDENTITY_NAME
-        try:
-            content = read_file(system, path)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise StorageError(f"cannot read {path}: {reason(error)}") from error
-        raw = parse_sealed(path, content, FORMAT, FORMAT_VERSION, "the identity of a store's folder")
-        try:
-            return cls.model_validate(raw)
-        except ValidationError as error:
-            raise damaged(path, error) from error
+        what = "the identity of a store's folder"
+        return read_sealed(system, folder / IDENTITY_NAME, cls, form=FORMAT, version=FORMAT_VERSION, what=what)
 
 
 def read_first_manifest(folders: Sequence[Path], system: System) -> Manifest:

@@ -5,15 +5,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from greedysnake.errors import StorageError
 from greedysnake.storage.checksums import zero_checksums
 from greedysnake.storage.geometry import Geometry, place
 from greedysnake.storage.memory import BLOCK_BYTES
 from greedysnake.storage.names import MANIFEST_NAME
-from greedysnake.storage.small_files import damaged, parse_sealed, read_file, replace_file, sealed
-from greedysnake.storage.system import System, reason
+from greedysnake.storage.small_files import read_sealed, replace_file, sealed
+from greedysnake.storage.system import System
 
 FORMAT: Literal["greedysnake-store"] = "greedysnake-store"
 FORMAT_VERSION = 3
@@ -128,18 +128,11 @@ class Manifest(BaseModel):
         Raises:
             StorageError: there is none, or it is not one that this version reads.
         """
-        path = folder / MANIFEST_NAME
-        try:
-            content = read_file(system, path)
-        except FileNotFoundError as error:
+        path, what = folder / MANIFEST_NAME, "the manifest of a store"
+        manifest = read_sealed(system, path, cls, form=FORMAT, version=FORMAT_VERSION, what=what)
+        if manifest is None:
             raise StorageError(
                 f"{folder} holds no committed store: {MANIFEST_NAME} is missing. A run commits after every step; "
                 f"one that ended before its first step has nothing to read"
-            ) from error
-        except OSError as error:
-            raise StorageError(f"cannot read {path}: {reason(error)}") from error
-        raw = parse_sealed(path, content, FORMAT, FORMAT_VERSION, "the manifest of a store")
-        try:
-            return cls.model_validate(raw)
-        except ValidationError as error:
-            raise damaged(path, error) from error
+            )
+        return manifest

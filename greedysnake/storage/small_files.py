@@ -6,14 +6,16 @@ import os
 import stat
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from crc32c import crc32c
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from greedysnake.errors import StorageError
 from greedysnake.storage.names import is_temporary, temporary_name
 from greedysnake.storage.system import System, reason, uninterrupted
+
+Model = TypeVar("Model", bound=BaseModel)
 
 _SEAL = ',"crc32c":"%08x"}\n'
 _SEAL_BYTES = len(_SEAL % 0)
@@ -32,7 +34,7 @@ def is_sealed(content: bytes) -> bool:
     return seal == (_SEAL % crc32c(body)).encode()
 
 
-def parse_sealed(path: Path, content: bytes, form: str, version: int, what: str) -> dict[str, Any]:
+def _parse_sealed(path: Path, content: bytes, form: str, version: int, what: str) -> dict[str, Any]:
     """The object in a sealed file of this format and version, without its seal.
 
     Raises:
@@ -55,12 +57,38 @@ def parse_sealed(path: Path, content: bytes, form: str, version: int, what: str)
     return raw
 
 
-def damaged(path: Path, error: ValidationError) -> StorageError:
+def _damaged(path: Path, error: ValidationError) -> StorageError:
     """What is wrong with a file, from the first of its problems."""
     first = error.errors()[0]
     if not first["loc"]:
         return StorageError(f"{path} is damaged: {first['ctx']['error']}")
     return StorageError(f"{path} is damaged at {'.'.join(map(str, first['loc']))!r}: {first['msg']}")
+
+
+def read_sealed(system: System, path: Path, model: type[Model], *, form: str, version: int, what: str) -> Model | None:
+    """What a sealed file holds; None if there is no file.
+
+    Args:
+        system: the system calls.
+        path: the file.
+        model: of its content.
+        form, version: its format.
+        what: the file is, for messages.
+
+    Raises:
+        StorageError: it cannot be read, is damaged or of another kind.
+    """
+    try:
+        content = read_file(system, path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {reason(error)}") from error
+    raw = _parse_sealed(path, content, form, version, what)
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        raise _damaged(path, error) from error
 
 
 def read_file(system: System, path: Path) -> bytes:
@@ -109,11 +137,7 @@ def write_all(system: System, descriptor: int, content: bytes) -> None:
 
 def sync_folder(system: System, folder: Path) -> None:
     """Make the names in a folder last. Raises OSError."""
-    descriptor = uninterrupted(system.open, folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        uninterrupted(system.fsync, descriptor)
-    finally:
-        close(system, descriptor)
+    _flush(system, folder, os.O_DIRECTORY)
 
 
 def flush_folder(system: System, folder: Path) -> None:
@@ -190,7 +214,7 @@ def sync_tree(system: System, folder: Path) -> None:
         try:
             mode = uninterrupted(system.lstat, path).st_mode
             if stat.S_ISREG(mode):
-                _sync_file(system, path)
+                _flush(system, path, os.O_NOFOLLOW)
         except OSError as error:
             raise StorageError(f"cannot flush {path}: {reason(error)}") from error
         if stat.S_ISDIR(mode):
@@ -199,8 +223,8 @@ def sync_tree(system: System, folder: Path) -> None:
     flush_folder(system, folder.parent)  # its own name
 
 
-def _sync_file(system: System, path: Path) -> None:
-    descriptor = uninterrupted(system.open, path, os.O_RDONLY | os.O_NOFOLLOW)
+def _flush(system: System, path: Path, flags: int) -> None:
+    descriptor = uninterrupted(system.open, path, os.O_RDONLY | flags)
     try:
         uninterrupted(system.fsync, descriptor)
     finally:

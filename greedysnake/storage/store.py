@@ -125,13 +125,20 @@ class Store:
 
     @classmethod
     def open(
-        cls, folders: Sequence[Path], *, writable: bool = False, system: System | None = None
+        cls,
+        folders: Sequence[Path],
+        *,
+        writable: bool = False,
+        accept_mixed: Callable[[dict[str, Any]], bool] | None = None,
+        system: System | None = None,
     ) -> tuple[Self, dict[str, Any]]:
         """A committed store as its last commit left it, and the contents given to that commit.
 
         Args:
             folders: all that the store was made with, in that order.
             writable: to go on writing and committing; it has no scratch extents until :meth:`reserve_scratch`.
+            accept_mixed: whether a commit with such contents is of use in a store of one slot that was written to after
+                it, as the caller knows which extents were not, and verifies those; None: no commit is.
             system: the system calls.
 
         Raises:
@@ -146,7 +153,7 @@ class Store:
             undo.callback(held.release)
             manifest = read_first_manifest(paths, system)  # again: its owner may have committed before it let go
             check_identities(paths, manifest, system)
-            if manifest.dirty:
+            if manifest.dirty and not (accept_mixed and accept_mixed(manifest.contents)):
                 raise StorageError(
                     f"the store in {paths[0]} has one slot and was being written to when its run ended, so it holds a "
                     f"mixture of its last commit and what came after, which nothing can use. Start the run again in an "
