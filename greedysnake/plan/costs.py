@@ -34,14 +34,22 @@ class DiskRates:
 
 @dataclass(frozen=True, kw_only=True)
 class Contention:
-    """Speed of computation and of the host's optimizer and copies while both run, as shares of their speed alone."""
+    """What computation, the host's optimizer and copies, and the disks take from each other.
+
+    Attributes:
+        compute, cpu: speed of computation and of optimizer and copies while both run, as shares of their speed alone.
+        transfer: seconds of computation lost for each byte that is read or written, as its checksum and the kernel's
+            work need a core. Each byte counts, whenever it moves: where computation waits, it loses nothing that
+            would show.
+    """
 
     compute: float = 1.0
     cpu: float = 1.0
+    transfer: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.compute <= 1 or not 0 < self.cpu <= 1:
-            raise ValueError(f"contention shares must lie above 0 and at most at 1: {self}")
+        if not 0 < self.compute <= 1 or not 0 < self.cpu <= 1 or self.transfer < 0:
+            raise ValueError(f"contention shares must lie above 0 and at most at 1, the rest not below 0: {self}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,6 +86,9 @@ class SharedCores(Record):
 
     compute: Positive = Field(default=1.0, le=1)
     cpu: Positive = Field(default=1.0, le=1)
+    transfer: NonNegative = Field(
+        default=0.0, description="Seconds of computation lost for each byte that goes from or to the disks meanwhile."
+    )
 
 
 class Hardware(Record):
@@ -149,7 +152,8 @@ class Hardware(Record):
     @property
     def contention(self) -> Contention:
         """How computation and the host's other work slow each other down."""
-        return Contention(compute=self.shared_cores.compute, cpu=self.shared_cores.cpu)
+        shared = self.shared_cores
+        return Contention(compute=shared.compute, cpu=shared.cpu, transfer=shared.transfer)
 
 
 def profile_names() -> list[str]:

@@ -14,6 +14,7 @@ from greedysnake.plan.describe import DTYPES, describe_model
 from greedysnake.plan.hardware import ComputeRates, Hardware, LayerTimes, SharedCores
 from greedysnake.plan.host import usable_bytes
 from greedysnake.plan.probe_disk import measure_disks
+from greedysnake.plan.probe_shared import shared_cores
 from greedysnake.plan.workload import Workload
 
 _SAMPLE = {
@@ -79,7 +80,8 @@ def probe_machine(
         times = probe_compute.layer_times(layer, dtype, seconds=2 * seconds)
         shared = SharedCores()
         if not where.separate:
-            shared = probe_compute.shared_cores(layer, optimizer, times, optimizer_rate, seconds=seconds)
+            say("the layer beside the optimizer, and beside the disks")
+            shared = shared_cores(layer, optimizer, folders[0], optimizer_rate, seconds=seconds)
     finally:
         layer.model.close()
     free = where.free_bytes()

@@ -3,9 +3,8 @@
 import copy
 import statistics
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,10 +19,10 @@ from greedysnake.models.skeleton import Skeleton, build_skeleton
 from greedysnake.models.streaming import StreamedModel
 from greedysnake.optim import AdamW, ChunkUpdater, UpdateScalars
 from greedysnake.plan.describe import DTYPES
-from greedysnake.plan.hardware import LayerTimes, SharedCores
+from greedysnake.plan.hardware import LayerTimes
 from greedysnake.plan.host import trim_heap
 
-_CHUNK_ELEMENTS = 4 * 2**20
+CHUNK_ELEMENTS = 4 * 2**20
 _COPY_BYTES = 256 * 2**20
 
 
@@ -101,7 +100,7 @@ class OptimizerWork:
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
-        count = _CHUNK_ELEMENTS
+        count = CHUNK_ELEMENTS
         pieces = (Piece(start=0, elements=count, decay=True),)
         self._chunk = Chunk(dtype=dtype, elements=count, weight_offset=0, gradient_offset=0, pieces=pieces)
         self._updater = ChunkUpdater(AdamW(lr=1e-5), count)
@@ -117,7 +116,7 @@ class OptimizerWork:
     def rate(self) -> float:
         """Parameters per second, on one thread."""
         with one_thread():
-            return _CHUNK_ELEMENTS / seconds_of(self.update)
+            return CHUNK_ELEMENTS / seconds_of(self.update)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,13 +211,19 @@ def _pass(probe: LayerProbe, times: dict[str, list[float]], *, kept: bool) -> No
             del times[name][-_TOGETHER]  # of the first, what is not kept does so as well
 
 
-def _passes(probe: LayerProbe, *, seconds: float) -> dict[str, float]:
-    """Mean seconds of each part: a step is a sum of many, fast ones and slow ones."""
+def mean_passes(probe: LayerProbe, *, seconds: float, kept: Sequence[bool] = (False, True)) -> dict[str, float]:
+    """Mean seconds of each part: a step is a sum of many, fast ones and slow ones.
+
+    Args:
+        probe: the model.
+        seconds: to measure for; each pass is made at least once.
+        kept: for each pass, whether the layer's activations stay.
+    """
     times: dict[str, list[float]] = {}
     start = time.perf_counter()
     while not times or time.perf_counter() - start < seconds:
-        for kept in (False, True):
-            _pass(probe, times, kept=kept)
+        for stay in kept:
+            _pass(probe, times, kept=stay)
     return {name: statistics.fmean(values) for name, values in times.items()}
 
 
@@ -226,7 +231,7 @@ def layer_times(probe: LayerProbe, dtype: str, *, seconds: float) -> LayerTimes:
     """Mean times of embedding, layer and head for one micro-batch of several in turn."""
     for kept in (False, True):
         _pass(probe, {}, kept=kept)
-    found = _passes(probe, seconds=seconds)
+    found = mean_passes(probe, seconds=seconds)
     config = probe.skeleton.model.config.get_text_config()
     return LayerTimes(
         layer_parameters=sum(slot.elements for slot in probe.skeleton.layouts[1].parameters),
@@ -238,33 +243,3 @@ def layer_times(probe: LayerProbe, dtype: str, *, seconds: float) -> LayerTimes:
         head_forward=found["head_backward"] / 3,
         **found,
     )
-
-
-def shared_cores(
-    probe: LayerProbe, optimizer: OptimizerWork, alone: LayerTimes, optimizer_rate: float, *, seconds: float
-) -> SharedCores:
-    """How much computation and optimizer slow each other down while both run."""
-    updates, stop = 0, threading.Event()
-
-    def update() -> None:
-        nonlocal updates
-        torch.set_num_threads(1)
-        while not stop.is_set():
-            optimizer.update()
-            updates += 1
-
-    threads = torch.get_num_threads()
-    worker = threading.Thread(target=update)
-    start = time.perf_counter()
-    worker.start()
-    try:
-        times = _passes(probe, seconds=seconds)
-    finally:
-        stop.set()
-        worker.join()
-        torch.set_num_threads(threads)
-    took = time.perf_counter() - start
-    together = times["layer_forward"] + times["layer_backward"]
-    compute = (alone.layer_forward + alone.layer_backward) / together
-    cpu = updates * _CHUNK_ELEMENTS / took / optimizer_rate
-    return SharedCores(compute=min(1.0, compute), cpu=min(1.0, cpu))

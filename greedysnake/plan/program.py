@@ -6,7 +6,7 @@ computation and optimizer the cores, each as a mixture of times in which one or 
 draining of the pipeline are left out: the simulator knows them, and decides between plans.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import linprog
@@ -227,6 +227,11 @@ def phase_work(
         d2h=none,
         compute=none,
         cpu=updates,
+    )
+    lost = costs.contention.transfer
+    forward, backward = (
+        replace(phase, compute=phase.compute + (phase.ssd_read + phase.ssd_write) * lost)
+        for phase in (forward, backward)
     )
     return {"forward": forward, "backward": backward, "end": end}
 

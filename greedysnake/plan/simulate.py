@@ -85,11 +85,12 @@ def simulate(schedule: Schedule, shape: StepShape, costs: StepCosts) -> Simulati
         ValueError: an operation waits for one behind it in its own queue, so that the schedule cannot end.
     """
     work = [costs.work(operation, shape) for operation in schedule.operations]
-    starts, ends, order = _run(schedule, work, _slow_down(costs))
     moved = dict.fromkeys((Resource.SSD_READ, Resource.SSD_WRITE), 0)
     for operation in schedule.operations:
         if operation.resource in moved:
             moved[operation.resource] += operation.bytes
+    _lengthen(work, schedule, costs.contention.transfer * sum(moved.values()))
+    starts, ends, order = _run(schedule, work, _slow_down(costs))
     return Simulation(
         schedule=schedule,
         seconds=max(ends, default=0.0) + costs.step_overhead,
@@ -105,6 +106,14 @@ def simulate(schedule: Schedule, shape: StepShape, costs: StepCosts) -> Simulati
         ssd_written_bytes=moved[Resource.SSD_WRITE],
         order=tuple(order),
     )
+
+
+def _lengthen(work: list[float], schedule: Schedule, lost: float) -> None:
+    """Add seconds that computation loses to its operations, to each in proportion."""
+    computing = [operation.index for operation in schedule.operations if operation.resource == Resource.COMPUTE]
+    total = sum(work[index] for index in computing)
+    for index in computing if lost and total else ():
+        work[index] *= 1 + lost / total
 
 
 def _slow_down(costs: StepCosts) -> dict[Resource, tuple[Resource, float]]:

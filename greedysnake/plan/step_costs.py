@@ -115,6 +115,8 @@ def least_seconds(schedule: Schedule, shape: StepShape, costs: StepCosts) -> flo
     work = dict.fromkeys(Resource, 0.0)
     for operation in schedule.operations:
         work[operation.resource] += costs.work(operation, shape)
+        if operation.resource in (Resource.SSD_READ, Resource.SSD_WRITE):
+            work[Resource.COMPUTE] += costs.contention.transfer * operation.bytes
     disk, cores = costs.disk, costs.contention
     return costs.step_overhead + max(
         work[Resource.H2D],
