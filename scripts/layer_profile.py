@@ -1,0 +1,92 @@
+"""Where the time of one decoder layer goes, by plain PyTorch: a bound on what streaming can reach.
+
+    python scripts/layer_profile.py --model 0.37b --tokens 1024
+    python scripts/layer_profile.py --model 0.37b --tokens 1024 --compile
+
+One layer, forward and backward, with weights in memory and nothing else running. Prints the median seconds, the share of
+the time in each kind of work, and the rate of the layer's own matrix products beside that of a large one. With
+``--compile``, the layer runs through torch.compile, which needs a C++ compiler.
+"""
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line sets it, before torch is loaded
+
+import torch
+from torch import Tensor
+from torch.profiler import profile
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+
+from greedysnake.bench.models import bench_config
+
+KINDS = {"matrix products": ("mm", "addmm", "bmm"), "attention": ("scaled_dot_product",)}
+
+
+def main() -> None:
+    """Measure and print."""
+    arguments = parse()
+    torch.manual_seed(0)
+    config = bench_config(arguments.model, arguments.tokens)
+    layer = LlamaDecoderLayer(config, 0).to(torch.bfloat16)
+    hidden = torch.randn(1, arguments.tokens, config.hidden_size, dtype=torch.bfloat16, requires_grad=True)
+    gradient = torch.randn_like(hidden)
+    positions = LlamaRotaryEmbedding(config)(hidden, torch.arange(arguments.tokens)[None])
+    run = torch.compile(layer) if arguments.compile else layer
+
+    def step() -> tuple[float, float]:
+        start = time.perf_counter()
+        output: Tensor = run(hidden, position_embeddings=positions, attention_mask=None)
+        middle = time.perf_counter()
+        output.backward(gradient)
+        return middle - start, time.perf_counter() - middle
+
+    times = [step() for _ in range(arguments.runs + 3)][3:]
+    forward, backward = (1e3 * statistics.median(column) for column in zip(*times, strict=True))
+    print(f"forward {forward:.0f} ms, backward {backward:.0f} ms, {torch.get_num_threads()} threads")
+    for kind, share in shares(step).items():
+        print(f"{kind:18} {share:4.0%}")
+    matrices = sum(p.numel() for p in layer.parameters() if p.dim() == 2)
+    needed = 6 * matrices * arguments.tokens
+    print(f"all matrix products at the rate of a large one would take {1e3 * needed / large_rate():.0f} ms")
+
+
+def shares(step: Callable[[], object], steps: int = 5) -> dict[str, float]:
+    """Share of the operators' time in each kind of work."""
+    with profile() as found:
+        for _ in range(steps):
+            step()
+    spent = dict.fromkeys((*KINDS, "everything else"), 0.0)
+    for event in found.key_averages():
+        name = event.key.removeprefix("aten::").lstrip("_")
+        kind = next((kind for kind, starts in KINDS.items() if name.startswith(starts)), "everything else")
+        spent[kind] += event.self_cpu_time_total
+    return {kind: seconds / sum(spent.values()) for kind, seconds in spent.items()}
+
+
+def large_rate(size: int = 1536, runs: int = 20) -> float:
+    """Floating-point operations a second of the product of two square matrices."""
+    left, right = (torch.randn(size, size, dtype=torch.bfloat16) for _ in range(2))
+    times = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        left @ right
+        times.append(time.perf_counter() - start)
+    return 2 * size**3 / statistics.median(times)
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="0.37b", help="a Llama that greedysnake bench knows")
+    parser.add_argument("--tokens", type=int, default=1024, help="of the one sequence")
+    parser.add_argument("--runs", type=int, default=15, help="whose median is taken, after three that do not count")
+    parser.add_argument("--compile", action="store_true", help="run the layer through torch.compile")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
