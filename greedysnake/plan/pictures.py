@@ -78,7 +78,7 @@ def best_of_few(query: PlanQuery, batch: BatchShape) -> float | None:
 
 def io_seconds(query: PlanQuery, batch: BatchShape) -> float:
     """Least time of a step's traffic with the disks with nothing resident: 26 bytes a parameter in 16 bits."""
-    shape = query.workload.step_shape(batch, chunks_per_unit=1, split_master=query.split_master)
+    shape = query.step_shape(batch, chunks_per_unit=1)
     disk = query.hardware.disk_rates
     weights = sum(unit.weight_bytes for unit in shape.units)
     state = sum(chunk.state_bytes for unit in shape.units for chunk in unit.chunks)
