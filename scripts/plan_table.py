@@ -21,7 +21,7 @@ from greedysnake.schedule import Tier
 TOKENS = 20e9
 MACHINES = ("a100-40gb", "a100-80gb", "h200-141gb", "rtx4090-desktop", "laptop-rtx5090-24gb")
 COLUMNS = (
-    *("model", "machine", "tokens/s", "step s", "M x B", "α", "weights, state in host memory", "boundaries"),
+    *("model", "machine", "tokens/s", "step s", "M x B", "α", "weights, state in host memory", "boundaries", "kept"),
     *("limited by", "disk TiB", "days for 20 B", "kWh", "of the disks' endurance, times"),
 )
 
@@ -74,6 +74,7 @@ def line(found: Forecast) -> str:
         f"{choices.delayed_share:g}",
         f"{100 * choices.resident_weights:.0f} %, {100 * choices.resident_state:.0f} %",
         ", ".join(f"{100 * share:.0f} % {where(tier)}" for tier, share in shares.items() if share > 0.005),
+        f"{100 * choices.kept_activations:.1f} %",
         f"{SHOWN_RESOURCES[found.bottleneck]} {100 * found.busy[found.bottleneck]:.0f} %",
         f"{found.needs.total(Tier.SSD) / 2**40:.2f}",
         f"{budget.days:,.0f}",

@@ -110,10 +110,11 @@ def test_orders_can_be_compared():
     assert found["vertical"]["tokens_per_second"] > 1.5 * found["zero-infinity"]["tokens_per_second"]
 
 
-def test_a_whole_master_moves_thirty_bytes_a_parameter():
-    shown = json.loads(run("simulate", "gpt-30b", "--micro-batches", "1", "--whole-master", "--json"))
+@pytest.mark.parametrize(("option", "each"), [("--whole-master", 30), ("--eight-bit-moments", 14)])
+def test_other_states_move_other_bytes_a_parameter(option, each):
+    shown = json.loads(run("simulate", "gpt-30b", "--micro-batches", "1", option, "--json"))
     moved = shown["ssd_read_bytes"] + shown["ssd_written_bytes"]
-    assert moved == pytest.approx(30 * 30e9, rel=0.02)
+    assert moved == pytest.approx(each * 30e9, rel=0.02)
 
 
 @pytest.mark.parametrize(

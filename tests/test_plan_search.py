@@ -329,10 +329,22 @@ def test_a_budget_is_days_energy_and_wear():
     assert budget.days == pytest.approx(1e9 / found.candidate.tokens_per_second / 86400)
     assert budget.kilowatt_hours == pytest.approx(0.1 * 24 * budget.days)
     assert budget.endurance_share == pytest.approx(budget.steps * found.candidate.step.ssd_written_bytes / 1e15)
+    alone = replace(found.candidate, snapshot_bytes=1e9)
+    assert describe(found.query, alone).budget(1e9).written_bytes == budget.written_bytes + 1e9 * budget.steps
     shown = found.as_json(1e9)
     assert shown["predicted"] is True
     assert shown["budget"]["tokens"] == 1e9
     assert shown["bottleneck"] in ("compute", "disk", "h2d", "d2h", "cpu")
+
+
+def test_a_snapshot_writes_what_stays_in_host_memory():
+    asked = query(snapshot_every=4)
+    choices = Choices(separate_device=True, resident_weights=0.5, resident_state=0.5)
+    case = Case(batch=BatchShape(micro_batches=2, rows=1, tokens=1024), layers_per_unit=1, choices=choices)
+    found = simulate_case(case, asked)
+    pools = found.step.schedule.pools
+    assert 4 * found.snapshot_bytes == pools["resident_weights"].bytes + pools["resident_state"].bytes
+    assert found.mean_written_bytes == found.step.ssd_written_bytes + found.snapshot_bytes
 
 
 def test_kept_activations_leave_memory_free_as_in_training():

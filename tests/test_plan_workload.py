@@ -74,17 +74,18 @@ def test_a_schedules_sizes_are_the_engines(dtype, layers_per_unit):
         assert ours.backward_needs_weights == theirs.backward_needs_weights
 
 
-def test_a_whole_master_is_two_bytes_more_a_parameter():
+def test_a_whole_master_is_two_bytes_more_a_parameter_and_moments_of_8_bits_six_less():
     workload = describe_model(AutoConfig.for_model("llama", vocab_size=300, **MODELS["llama"]))
     batch = BatchShape(micro_batches=1, rows=1, tokens=32)
 
-    def state(split: bool) -> int:
-        shape = workload.step_shape(batch, split_master=split)
+    def state(split: bool, eight_bit: bool = False) -> int:
+        shape = workload.step_shape(batch, split_master=split, eight_bit_moments=eight_bit)
         return sum(chunk.state_bytes for unit in shape.units for chunk in unit.chunks)
 
     padded = sum(part.gradient_bytes for part in workload.parts) // 4
     assert state(True) == 10 * padded
     assert state(False) == 12 * padded
+    assert state(True, eight_bit=True) == pytest.approx((4 + 2 * 4 / 256) * padded, abs=len(workload.parts))
 
 
 @pytest.mark.parametrize(("name", "billions"), [("gpt-30b", 30.0), ("gpt-65b", 64.9), ("gpt-175b", 174.6)])

@@ -44,7 +44,7 @@ class Budget:
         tokens, steps: of the whole run.
         days: of training.
         kilowatt_hours: of energy; None where the profile has no watts.
-        written_bytes: to the disks.
+        written_bytes: to the disks, snapshots included.
         endurance_share: of what the disks may be written in their lives; None where the profile does not say.
     """
 
@@ -97,11 +97,11 @@ class Forecast:
 
     def budget(self, tokens: float) -> Budget:
         """What training on ``tokens`` takes."""
-        machine, step = self.query.hardware, self.candidate.step
+        machine = self.query.hardware
         steps = tokens / self.tokens_per_step
         seconds = steps * self.candidate.mean_seconds
         endurance = [disk.endurance for disk in machine.disks]
-        written = steps * step.ssd_written_bytes
+        written = steps * self.candidate.mean_written_bytes
         known = None not in endurance
         return Budget(
             tokens=tokens,
@@ -149,6 +149,7 @@ class Forecast:
             "busy": self.busy,
             "ssd_read_bytes": step.ssd_read_bytes,
             "ssd_written_bytes": step.ssd_written_bytes,
+            "snapshot_written_bytes": self.candidate.snapshot_bytes,
             "host_memory": _tier(self.needs.host, limits.host),
             "device_memory": _tier(self.needs.device, limits.device),
             "disk": _tier(self.needs.disk, limits.disk),

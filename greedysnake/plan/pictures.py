@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from greedysnake.errors import GreedySnakeError
 from greedysnake.plan.activations import BatchShape
@@ -30,7 +30,7 @@ class RooflinePoint:
         sequences: in a step.
         ours: tokens per second of the best simulated plan; None if none fits.
         baseline: of ZeRO-Infinity's order.
-        compute_roof: if a step were computation alone.
+        compute_roof: if a step were computation alone, all activations recomputed.
         io_roof: if it were the optimizer's state and two loads of the weights alone, nothing kept in host memory.
     """
 
@@ -78,7 +78,7 @@ def best_of_few(query: PlanQuery, batch: BatchShape) -> float | None:
 
 def io_seconds(query: PlanQuery, batch: BatchShape) -> float:
     """Least time of a step's traffic with the disks with nothing resident: 26 bytes a parameter in 16 bits."""
-    shape = query.workload.step_shape(batch, chunks_per_unit=1, split_master=query.split_master)
+    shape = query.step_shape(batch, chunks_per_unit=1)
     disk = query.hardware.disk_rates
     weights = sum(unit.weight_bytes for unit in shape.units)
     state = sum(chunk.state_bytes for unit in shape.units for chunk in unit.chunks)
@@ -124,9 +124,8 @@ def draw_roofline(query: PlanQuery, points: Sequence[RooflinePoint], path: Path)
     figure = Figure(figsize=(8.0, 5.0), layout="constrained")
     axes = figure.subplots()
     x = [point.sequences for point in points]
-    ideal = [min(point.compute_roof, point.io_roof) for point in points]
-    axes.fill_between(x, ideal, [1e-9] * len(x), color="#eef2f7", zorder=0)
-    axes.plot(x, [point.compute_roof for point in points], color="#7d4fa8", ls="--", lw=1.4, label="computation's roof")
+    roofs = [point.compute_roof for point in points]
+    axes.plot(x, roofs, color="#7d4fa8", ls="--", lw=1.4, label="computation's roof, activations recomputed")
     io = [point.io_roof for point in points]
     axes.plot(x, io, color="#3a9fb3", ls="--", lw=1.4, label="I/O's roof, nothing kept in host memory")
     ours = [(point.sequences, point.ours) for point in points if point.ours is not None]
@@ -139,6 +138,7 @@ def draw_roofline(query: PlanQuery, points: Sequence[RooflinePoint], path: Path)
     values = [*baseline, *(value for _, value in ours)]
     axes.set_ylim(0.6 * min(values), 1.6 * max(*values, points[-1].compute_roof))
     axes.set_xticks(x, [str(value) for value in x])
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel(f"sequences of {query.tokens} tokens in a step")

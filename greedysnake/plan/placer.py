@@ -82,9 +82,7 @@ class Placer:
     def _frame(self, batch: BatchShape, layers_per_unit: int) -> _Frame:
         query = self._query
         # totals are the same for any number of chunks, so a single one will do
-        shape = query.workload.step_shape(
-            batch, layers_per_unit=layers_per_unit, chunks_per_unit=1, split_master=query.split_master
-        )
+        shape = query.step_shape(batch, layers_per_unit=layers_per_unit, chunks_per_unit=1)
         least = Choices(separate_device=query.hardware.separate_device, boundaries_on_ssd=1.0, gradients=Tier.SSD)
         case = Case(batch=batch, layers_per_unit=layers_per_unit, choices=least)
         computing = case.computing_bytes(query)

@@ -40,6 +40,7 @@ class PlanQuery:
             for the norm without clipping too.
         snapshot_every: steps between snapshots, each of which writes what stays in host memory; None: not counted.
         split_master: whether a 16-bit weight is the upper half of its master.
+        eight_bit_moments: whether moments have 8 bits; this engine's have 32.
         second_slot: whether the disks hold what is committed beside what is written.
         schedule: order of units and micro-batches.
         mask_bytes: attention masks that a micro-batch keeps while it waits.
@@ -64,6 +65,7 @@ class PlanQuery:
     can_take_back: bool = True
     snapshot_every: int | None = None
     split_master: bool = True
+    eight_bit_moments: bool = False
     second_slot: bool = True
     schedule: str = "vertical"
     mask_bytes: int = 0
@@ -72,6 +74,16 @@ class PlanQuery:
     def waits_for_norm(self, delayed_share: float) -> bool:
         """Whether no update may be made before the whole gradient's norm is known."""
         return delayed_share < 1 and (self.clipping or not self.can_take_back)
+
+    def step_shape(self, batch: BatchShape, *, layers_per_unit: int = 1, chunks_per_unit: int = 16) -> StepShape:
+        """Sizes of a schedule (:meth:`~greedysnake.plan.workload.Workload.step_shape`), with this state."""
+        return self.workload.step_shape(
+            batch,
+            layers_per_unit=layers_per_unit,
+            chunks_per_unit=chunks_per_unit,
+            split_master=self.split_master,
+            eight_bit_moments=self.eight_bit_moments,
+        )
 
     @property
     def limits(self) -> Limits:
@@ -91,11 +103,10 @@ class Case:
     def shape(self, query: PlanQuery) -> StepShape:
         """Sizes of its schedule."""
         units = -(-query.workload.layers // self.layers_per_unit) + 2
-        return query.workload.step_shape(
+        return query.step_shape(
             self.batch,
             layers_per_unit=self.layers_per_unit,
             chunks_per_unit=max(8, SIMULATED_CHUNKS // units),
-            split_master=query.split_master,
         )
 
     def needs(self, query: PlanQuery) -> Needs:
@@ -134,17 +145,24 @@ class Candidate:
         step: a step in the middle of a run, with updates pending from the one before.
         least_seconds: the roofline of its operations.
         snapshot_seconds: of a step's share of the next snapshot, which writes what stays in host memory.
+        snapshot_bytes: written for a step's share of it.
     """
 
     case: Case
     step: Simulation
     least_seconds: float
     snapshot_seconds: float = 0.0
+    snapshot_bytes: float = 0.0
 
     @property
     def mean_seconds(self) -> float:
         """Seconds of a step, its share of a snapshot included."""
         return self.step.seconds + self.snapshot_seconds
+
+    @property
+    def mean_written_bytes(self) -> float:
+        """Bytes that a step writes to the disks, its share of a snapshot included."""
+        return self.step.ssd_written_bytes + self.snapshot_bytes
 
     @property
     def tokens_per_second(self) -> float:
@@ -211,5 +229,9 @@ def with_snapshots(candidate: Candidate, query: PlanQuery, build: Build) -> Cand
     case, choices = candidate.case, candidate.case.choices
     if query.snapshot_every is None or not (choices.resident_weights or choices.resident_state):
         return candidate
-    longer = simulate(build(case, True), case.shape(query), case.costs(query)).seconds - candidate.step.seconds
-    return replace(candidate, snapshot_seconds=max(0.0, longer) / query.snapshot_every)
+    other, usual = simulate(build(case, True), case.shape(query), case.costs(query)), candidate.step
+    return replace(
+        candidate,
+        snapshot_seconds=max(0.0, other.seconds - usual.seconds) / query.snapshot_every,
+        snapshot_bytes=(other.ssd_written_bytes - usual.ssd_written_bytes) / query.snapshot_every,
+    )

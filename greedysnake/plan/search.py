@@ -22,6 +22,8 @@ _MOST_ROWS = 64
 _UNIT_SIZES = (1, 2, 4)
 _SATURATED = 0.97
 """A batch is large enough when it reaches this share of what the largest one would."""
+_LARGER = 4
+"""Times the batch that the program needs is the largest looked at: there is a choice if simulation is less kind."""
 _ALPHAS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1.0)
 _ALPHA_STEPS = (-0.05, 0.05, -0.15, 0.15)
 _NEAR = 1.05
@@ -67,7 +69,10 @@ def _search(query: PlanQuery) -> Candidate:
     bounds = _bounds(query, placer)
     if not bounds:
         raise nothing_fits(query, batches(query))
-    roof = max(bound.tokens_per_second for bound in bounds)
+    # kept activations spare a small batch more than they can make good of what its pipeline's filling takes
+    roof = min(
+        max(bound.tokens_per_second for bound in bounds), max(compute_roof(query, bound.batch) for bound in bounds)
+    )
     sizes = [
         list(group)
         for _, group in groupby(sorted(bounds, key=lambda bound: bound.sequences), key=lambda bound: bound.sequences)
@@ -84,7 +89,7 @@ def _search(query: PlanQuery) -> Candidate:
             break
     if best is None:
         raise nothing_fits(query, batches(query))
-    return best
+    return _refined(placer, best, trials)
 
 
 def batches(query: PlanQuery) -> Iterator[BatchShape]:
@@ -128,8 +133,8 @@ def _bounds(query: PlanQuery, placer: Placer) -> list[_Bound]:
     best, enough = 0.0, None
     for batch in sorted(batches(query), key=lambda batch: (batch.micro_batches * batch.rows, batch.rows)):
         sequences = batch.micro_batches * batch.rows
-        if enough is not None and sequences > 2 * enough:
-            break  # twice as large, so that there is something to choose if simulation is less kind
+        if enough is not None and sequences > _LARGER * enough:
+            break
         for alpha in alphas:
             placement = placer.place(batch, alpha, query.layers_per_unit or 1, placer.fixed_shares())
             if placement is not None:
@@ -155,7 +160,7 @@ class Trials:
         self._query = query
         self._build = builder(query)
         self._left = SIMULATED_OPERATIONS
-        self._slow_from_ssd: set[int] = set()  # sequences of a step in which boundaries on SSD cost much
+        self._ssd_is_slow = False  # boundaries on SSD have been seen to cost much
         self._tried: dict[Case, Candidate] = {}
         self._counted: set[Case] = set()  # with their snapshots
 
@@ -185,14 +190,13 @@ class Trials:
     def best(self, cases: Iterable[Case], best: Candidate | None = None) -> Candidate | None:
         """The fastest of ``best`` and those of ``cases`` that there is time to simulate, at least one of them."""
         for case in cases:
-            slow = _sequences(case) in self._slow_from_ssd
-            if best is not None and (self.spent or (slow and _more_on_ssd(case, best))):
+            if best is not None and (self.spent or (self._ssd_is_slow and _more_on_ssd(case, best))):
                 continue
             found = self.simulate(case)
             if found is None:
                 continue
             if best is not None and found.tokens_per_second < _MUCH_SLOWER * best.tokens_per_second:
-                self._slow_from_ssd |= {_sequences(case)} if _more_on_ssd(case, best) else set()
+                self._ssd_is_slow = self._ssd_is_slow or _more_on_ssd(case, best)
             if best is None or _value(found) > _value(best):
                 found = self._with_snapshots(found)
             if best is None or _value(found) > _value(best):
@@ -205,18 +209,13 @@ def _value(candidate: Candidate) -> float:
     return candidate.tokens_per_second / (1 + _TIE_BREAK * candidate.step.disk_busy / candidate.step.seconds)
 
 
-def _sequences(case: Case) -> int:
-    """Of a step."""
-    return case.batch.micro_batches * case.batch.rows
-
-
 def _more_on_ssd(case: Case, best: Candidate) -> bool:
     """Whether a case keeps more boundaries on SSD than the best one does."""
     return case.choices.boundaries_on_ssd > best.case.choices.boundaries_on_ssd
 
 
 def _simulate_near(query: PlanQuery, placer: Placer, bounds: list[_Bound], trials: Trials) -> Candidate | None:
-    """The best simulated plan among the placements near the program's best, then among its neighbours."""
+    """The best simulated plan among the placements near the program's best."""
     in_order = sorted(bounds, key=lambda bound: (bound.placement.seconds, bound.batch.rows))
     shortest = in_order[0].placement.seconds
     near = [bound for bound in in_order if bound.placement.seconds <= _NEAR * shortest]
@@ -229,9 +228,14 @@ def _simulate_near(query: PlanQuery, placer: Placer, bounds: list[_Bound], trial
         best = trials.best(dict.fromkeys([*fewest, *cases[:3]]), best)
     for bound in in_order if best is None else ():  # what fits in parts need not fit whole
         best = best or trials.best(placer.cases(bound.batch, bound.delayed_share, unit_size))
-    while best is not None and not trials.spent:
+    return best
+
+
+def _refined(placer: Placer, best: Candidate, trials: Trials) -> Candidate:
+    """The best that is reached from neighbour to better neighbour."""
+    while not trials.spent:
         better = trials.best(placer.neighbours(best.case, _ALPHA_STEPS, _UNIT_SIZES), best)
-        if better is best:
+        if better is None or better is best:
             break
         best = better
     return best

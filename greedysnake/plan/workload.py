@@ -21,10 +21,12 @@ from greedysnake.plan.activations import (
 )
 from greedysnake.schedule import ChunkShape, StepShape, UnitShape
 
-SPLIT_STATE_BYTES = 10
-"""Bytes of state of a parameter in 16 bits: 16-bit remainder of the master weight and two float32 moments."""
-WHOLE_STATE_BYTES = 12
-"""The same with a whole float32 master beside the 16-bit weight, as other systems keep it."""
+MASTER_HALF_BYTES = 2
+"""Of a parameter in bfloat16: what a whole float32 master beside the weight has more than a split one."""
+MOMENT_BYTES = 8.0
+"""Of a parameter: two float32 moments."""
+EIGHT_BIT_MOMENT_BYTES = 2 + 2 * 4 / 256
+"""Two moments of 8 bits, with a float32 scale for each block of 256 numbers, as bitsandbytes has them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +118,13 @@ class Workload:
         return [[self.parts[0]], *layers, [self.parts[-1]]]
 
     def step_shape(
-        self, batch: BatchShape, *, layers_per_unit: int = 1, chunks_per_unit: int = 16, split_master: bool = True
+        self,
+        batch: BatchShape,
+        *,
+        layers_per_unit: int = 1,
+        chunks_per_unit: int = 16,
+        split_master: bool = True,
+        eight_bit_moments: bool = False,
     ) -> StepShape:
         """The sizes that a schedule is built from.
 
@@ -126,7 +134,11 @@ class Workload:
             chunks_per_unit: most optimizer chunks of a unit. A large model has tens of thousands; schedules that
                 are only simulated take several together, which costs a little overlap and no bytes.
             split_master: whether a 16-bit weight is the upper half of its master.
+            eight_bit_moments: whether the optimizer's moments have 8 bits, which this engine's do not.
         """
+        added = 0.0 if split_master or self.dtype != "bfloat16" else float(MASTER_HALF_BYTES)
+        if eight_bit_moments:
+            added += EIGHT_BIT_MOMENT_BYTES - MOMENT_BYTES
         built: dict[tuple[bool, tuple[PartSizes, ...]], UnitShape] = {}  # most layers are alike
         units = []
         for number, group in enumerate(self.groups(layers_per_unit)):
@@ -134,9 +146,7 @@ class Workload:
             if key in built:
                 units.append(built[key])
                 continue
-            state = sum(part.state_bytes for part in group)
-            if not split_master and self.dtype == "bfloat16":
-                state = state * WHOLE_STATE_BYTES // SPLIT_STATE_BYTES
+            state = sum(part.state_bytes + round(added * part.gradient_bytes / 4) for part in group)
             count = min(chunks_per_unit, sum(part.chunks for part in group))
             frozen = sum(part.frozen_bytes for part in group)
             weights = _split(sum(part.weight_bytes for part in group) - frozen, count)

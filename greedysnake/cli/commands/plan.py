@@ -65,6 +65,9 @@ def simulate(
     resident_weights: Annotated[float | None, typer.Option(min=0, max=1, help="Weights in host memory.")] = None,
     resident_state: Annotated[float | None, typer.Option(min=0, max=1, help="Optimizer state in host memory.")] = None,
     whole_master: Annotated[bool, typer.Option("--whole-master", help="Whole masters: 30 B a parameter.")] = False,
+    eight_bit_moments: Annotated[
+        bool, typer.Option("--eight-bit-moments", help="What this engine does not have: 14 B a parameter.")
+    ] = False,
     timeline: Annotated[Path | None, typer.Option(help="Picture to write: the simulated step.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")] = False,
 ) -> None:
@@ -78,6 +81,7 @@ def simulate(
         "resident_weights": resident_weights,
         "resident_state": resident_state,
         "split_master": False if whole_master else None,
+        "eight_bit_moments": eight_bit_moments,
         "schedule": schedule,
     }
     found = run_simulation(model, machine=hardware, fixed=fixed, overrides=overrides or [], timeline=timeline)
