@@ -3,8 +3,8 @@
     python scripts/layer_profile.py --model 0.37b --tokens 1024
     python scripts/layer_profile.py --model 0.37b --tokens 1024 --compile
 
-One layer, forward and backward, with weights in memory and nothing else running. Prints the median seconds, the share of
-the time in each kind of work, and the rate of the layer's own matrix products beside that of a large one. With
+One layer, forward and backward, with weights in memory and nothing else running. Prints the median seconds, the share
+of the time in each kind of work, and the rate of the layer's own matrix products beside that of a large one. With
 ``--compile``, the layer runs through torch.compile, which needs a C++ compiler.
 """
 
