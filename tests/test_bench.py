@@ -189,6 +189,18 @@ def test_a_wrong_line_is_seen_in_table_and_picture(tmp_path):
     assert red["all"] > 100
 
 
+@pytest.mark.parametrize("longest", [max(SYSTEMS, key=len), "streamed, without optimizer overlap (α = 0)"])
+def test_names_are_not_cut_off_in_pictures(tmp_path, longest):
+    found = results(**{longest: outcome(6, 5), "torch": outcome(6, 5)})
+    draw_table(tmp_path / "table.png", table_lines(found, [longest, "torch"]), "tiny")
+    answer = Smallest(model="tiny", micro_batches=1, disk=None, system=longest, works=2**30, fails=None, why=None)
+    draw_smallest(tmp_path / "smallest.png", [answer], "tiny")
+    for name in ("table.png", "smallest.png"):
+        with Image.open(tmp_path / name) as image:
+            edge = np.asarray(image.convert("RGB"))[:, :8]
+        assert (edge == 255).all(), name
+
+
 # The matrix
 
 
