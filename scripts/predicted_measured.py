@@ -63,11 +63,7 @@ def main() -> None:
     arguments.folder.mkdir(parents=True, exist_ok=True)
     out: Path = arguments.out or arguments.folder / "predicted_measured.json"
     known = out.with_suffix(".hardware.json")
-    hardware = load_hardware(arguments.hardware)
-    if known.exists():  # times of layers that were measured before
-        times = dict.fromkeys((*hardware.layer_times, *load_hardware(known).layer_times))
-        hardware = hardware.model_copy(update={"layer_times": tuple(times)})
-    save_hardware(hardware, known)
+    save_hardware(load_hardware(arguments.hardware), known)
     found = json.loads(out.read_text(encoding="utf-8")) if out.exists() else []
     done = {name_of(result): result for result in found if "error" not in result and not arguments.again}
     print(HEADER, flush=True)

@@ -88,6 +88,10 @@ def test_it_plans_with_the_machines_figures_within_the_limits(tmp_path):
     reasons = {one["cell"]["system"]: one["outcome"]["details"]["plan"]["reasons"] for one in found["measured"]}
     assert any("from the figures of laptop-cpu-24gb" in reason for reason in reasons["greedysnake"])
     assert not any("from the figures of" in reason for reason in reasons["horizontal"])
+    for one in found["measured"]:  # predicted beside measured
+        prediction = one["outcome"]["details"]["plan"]["prediction"]
+        assert prediction["machine"] == "laptop-cpu-24gb"
+        assert prediction["step_seconds"] > 0
 
 
 def test_it_leaves_a_table_and_a_picture(measured):
@@ -185,6 +189,18 @@ def test_a_wrong_line_is_seen_in_table_and_picture(tmp_path):
     assert red["all"] > 100
 
 
+@pytest.mark.parametrize("longest", [max(SYSTEMS, key=len), "streamed, without optimizer overlap (α = 0)"])
+def test_names_are_not_cut_off_in_pictures(tmp_path, longest):
+    found = results(**{longest: outcome(6, 5), "torch": outcome(6, 5)})
+    draw_table(tmp_path / "table.png", table_lines(found, [longest, "torch"]), "tiny")
+    answer = Smallest(model="tiny", micro_batches=1, disk=None, system=longest, works=2**30, fails=None, why=None)
+    draw_smallest(tmp_path / "smallest.png", [answer], "tiny")
+    for name in ("table.png", "smallest.png"):
+        with Image.open(tmp_path / name) as image:
+            edge = np.asarray(image.convert("RGB"))[:, :8]
+        assert (edge == 255).all(), name
+
+
 # The matrix
 
 
@@ -260,6 +276,17 @@ def test_a_model_may_be_a_file(tmp_path):
     (tmp_path / "run.yaml").write_text("a: 1")
     with pytest.raises(ConfigError, match="model_type"):
         bench_config(str(tmp_path / "run.yaml"), 8)
+
+
+def test_variants_of_zero_infinity_differ_in_what_stays_in_memory():
+    of = {name: ZeroSettings(**system.settings) for name, system in SYSTEMS.items() if system.order == "zero-infinity"}
+    where = {name.removeprefix("zero-infinity"): (one.parameters, one.checkpointing) for name, one in of.items()}
+    assert where == {
+        "": ("nvme", True),
+        "-weights-in-memory": ("cpu", True),
+        "-activations-in-memory": ("nvme", False),
+        "-in-memory": ("cpu", False),
+    }
 
 
 def test_zero_infinitys_buffers_hold_the_largest_parameter():

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from greedysnake.errors import ConfigError
-from greedysnake.plan.hardware import Hardware, load_hardware, profile_names, save_hardware
+from greedysnake.plan.costs import Contention
+from greedysnake.plan.hardware import Hardware, SharedCores, load_hardware, profile_names, save_hardware
 
 
 @pytest.mark.parametrize("name", profile_names())
@@ -43,6 +44,12 @@ def test_a_stripe_is_as_fast_as_its_slowest_folder_unless_measured_together():
     assert two.disk_rates.write == 2 * fast.write
     assert two.disk_capacity == 2 * 10**9
     assert two.model_copy(update={"together": slow}).disk_rates.read == 4.0e9
+
+
+def test_what_is_shared_reaches_the_costs():
+    shared = SharedCores(compute=0.9, cpu=0.7, transfer=2e-10)
+    hardware = load_hardware("laptop-cpu-24gb").model_copy(update={"shared_cores": shared})
+    assert hardware.contention == Contention(compute=0.9, cpu=0.7, transfer=2e-10)
 
 
 def test_every_mistake_in_a_file_is_told_at_once(tmp_path):

@@ -1,6 +1,7 @@
 """The simulator: by hand on small schedules, and by what must hold of any schedule."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from greedysnake.plan.costs import Contention, DiskRates, StepCosts, UnitSeconds
 from greedysnake.plan.simulate import simulate
+from greedysnake.plan.step_costs import least_seconds
 from greedysnake.schedule import (
     BUILDERS,
     Buffer,
@@ -27,7 +29,7 @@ from greedysnake.schedule import (
 DISK = DiskRates(read=100.0, write=50.0, mixed_read=60.0, mixed_write=25.0)
 
 
-def costs(units: int = 3, **changes: object) -> StepCosts:
+def costs(count: int = 3, **changes: object) -> StepCosts:
     plain = StepCosts(
         disk=DISK,
         h2d=200.0,
@@ -35,7 +37,7 @@ def costs(units: int = 3, **changes: object) -> StepCosts:
         copy=400.0,
         device_fill=1000.0,
         optimizer=40.0,
-        units=(UnitSeconds(forward=1.0, backward=3.0),) * units,
+        units=(UnitSeconds(forward=1.0, backward=3.0),) * count,
     )
     return replace(plain, **changes)
 
@@ -97,6 +99,32 @@ def test_computation_and_the_host_share_cores():
     run = simulate(schedule((*FORWARD, 0, ()), (*COPY, 400, ())), shape(), slow)
     # the forward takes 2 s at half speed; the copy has done half a second's work by then
     assert run.ends == pytest.approx((2.0, 2.5))
+
+
+def test_computation_loses_time_for_every_byte_that_is_moved():
+    # 200 bytes cost 2 s, shared out as 1 and 3 s of computation are
+    slow = costs(contention=Contention(transfer=0.01))
+    backward = (Kind.BACKWARD, Resource.COMPUTE)
+    run = simulate(schedule((*FORWARD, 0, ()), (*backward, 0, ()), (*READ, 150, ()), (*WRITE, 50, ())), shape(), slow)
+    assert run.ends[:2] == pytest.approx((1.5, 6.0))
+    assert run.busy[Resource.COMPUTE] == pytest.approx(4.0 + 2.0)
+    assert run.seconds == pytest.approx(least_seconds(run.schedule, shape(), slow))
+    with pytest.raises(ValueError, match="not below 0"):
+        Contention(transfer=-1.0)
+
+
+@pytest.mark.parametrize(
+    ("measured", "forward", "backward"),
+    [({}, 1.0, 2.0), ({"kept_forward": 1.25}, 1.25, 2.0), ({"kept_backward": 2.5}, 1.0, 2.5)],
+)
+def test_kept_activations_take_the_time_that_was_measured_or_no_recompute(measured, forward, backward):
+    own = costs(units=(UnitSeconds(forward=1.0, backward=3.0, **measured),))
+    operations = [
+        Operation(index=i, kind=kind, resource=Resource.COMPUTE, unit=0, reads=reads)
+        for i, (kind, reads) in enumerate(product((Kind.FORWARD, Kind.BACKWARD), ((), (Buffer("kept_activation", 0),))))
+    ]
+    found = [own.work(operation, shape()) for operation in operations]
+    assert found == [1.0, forward, 3.0, backward]
 
 
 def test_latency_and_what_lies_outside_operations_count():
@@ -170,7 +198,7 @@ EIGHTHS = st.sampled_from([0.25, 0.5, 0.75, 1.0])
 @given(SHAPES, CHOICES, NAMES, EIGHTHS, EIGHTHS)
 def test_any_schedule_runs_by_the_rules(step, choices, name, compute_share, cpu_share):
     built = BUILDERS[name](step, choices, pending=True)
-    some = costs(len(step.units), contention=Contention(compute=compute_share, cpu=cpu_share))
+    some = costs(len(step.units), contention=Contention(compute=compute_share, cpu=cpu_share, transfer=0.01))
     run = simulate(built, step, some)
     queue_ends = dict.fromkeys(Resource, 0.0)
     for operation, start, end in zip(built.operations, run.starts, run.ends, strict=True):

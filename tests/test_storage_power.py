@@ -168,6 +168,66 @@ def test_power_that_fails_before_each_call_of_a_commit_and_of_the_life_after(slo
     assert outcomes == {"none", 1, 2, 3} | ({"dirty"} if slots == 1 else set())
 
 
+LOADED = ("f", "a", "b", "g")
+"""Extents in the order in which they are filled, each only once, with a commit after each but the last."""
+
+
+def load(store: Store, there: list[str]) -> None:
+    """Fill what is not ``there`` yet, as a run's first weights are."""
+    for done, key in enumerate(LOADED[len(there) :], len(there) + 1):
+        store.write(key, [content(SIZES[key], 100 + ord(key))]).wait()
+        if done < len(LOADED):
+            store.commit({"there": LOADED[:done]})
+    store.commit({"number": 1, "there": sorted(LOADED)})
+
+
+def is_part(contents: dict) -> bool:
+    return "number" not in contents
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_power_that_fails_before_each_call_of_a_load_loses_only_what_no_commit_names(slots):
+    folders, whole = folders_of(2), SimulatedDisk()
+    store = new_store(whole, folders, slots)
+    begun = whole.calls
+    load(store, [])
+    store.close()
+    outcomes, refused = set(), 0
+    for fail_at in range(begun, whole.calls + 1):
+        disk = SimulatedDisk()
+        store = new_store(disk, folders, slots)
+        disk.fail_at = fail_at
+        problem_of(lambda store=store: load(store, []))
+        disk.fail_at = 0
+        store.close()
+        disk = disk.after_failure(Random(fail_at))
+        opened = []
+
+        def reopen(disk=disk, opened=opened) -> None:
+            opened.append(Store.open(folders, writable=True, accept_mixed=is_part, system=disk))
+
+        problem = problem_of(reopen)
+        if problem is not None:
+            assert "no committed store" in problem
+            outcomes.add(0)
+            continue
+        store, contents = opened[0]
+        there = contents["there"]
+        assert store.verify(keys=there) == []
+        outcomes.add(len(there))
+        store.reserve_scratch({"s": BLOCK_BYTES})
+        store.close()
+        problem = problem_of(lambda disk=disk: Store.open(folders, system=disk)[0].close())
+        refused += "was being written to" in (problem or "")
+        store, _ = Store.open(folders, writable=True, accept_mixed=is_part, system=disk)
+        if len(there) < len(LOADED):
+            load(store, there)
+        store.close()
+        assert found_on(disk, folders) == (1, values(1, SIZES))
+    assert outcomes == {0, 1, 2, 3, 4}
+    assert bool(refused) == (slots == 1)
+
+
 @pytest.mark.parametrize("folders", [folders_of(1), folders_of(2)], ids=["one", "two"])
 def test_a_commit_whose_process_was_killed_before_it_was_sure_lasts_once_the_next_run_writes(folders):
     disk, possible = SimulatedDisk(), [EMPTY]

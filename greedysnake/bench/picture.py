@@ -17,6 +17,9 @@ from greedysnake.bench.table import Line
 from greedysnake.units import format_bytes
 
 _DPI, _WIDTH_IN, _ROW_IN, _ABOVE_IN, _BELOW_IN = 200, 8.0, 0.2, 0.55, 0.42
+_LEFT = 0.235
+"""Where panels begin, as a share of the width, if names are no longer than that."""
+_BESIDE_NAMES_IN = 0.14
 _INK, _FAINT_INK, _GRID, _WRONG = "#22272e", "#6b7480", "#e4e7eb", "#c0392b"
 _COLORS = {
     "greedysnake": "#2f6fbb",
@@ -59,11 +62,12 @@ def draw_table(path: Path, lines: Sequence[Line], title: str) -> None:
     for panel, words in zip(axes, ("tokens/s", "peak memory, GiB", "read and written, GB a step"), strict=True):
         panel.set_ylim(row - 0.35, -0.6)
         panel.set_xlabel(words, fontsize=8, color=_FAINT_INK)
+    axes[0].set_yticks(places, [line.system for line in lines])
+    _make_room_for_names(figure, axes[0])
     left = (0.012 - axes[0].get_position().x0) / axes[0].get_position().width
     for place, heading in headings:
         at = {"transform": axes[0].get_yaxis_transform(), "va": "center"}
         axes[0].text(left, place, heading, fontsize=8, fontweight="bold", color=_INK, **at)
-    axes[0].set_yticks(places, [line.system for line in lines])
     for place, line in zip(places, lines, strict=True):
         _draw_line(axes, place, line)
     for panel in axes:
@@ -89,6 +93,7 @@ def draw_smallest(path: Path, answers: Sequence[Smallest], title: str) -> None:
     panel.set_ylim(len(answers) - 0.35, -0.65)
     panel.set_xlabel("smallest memory limit in which it trains, GiB", fontsize=8, color=_FAINT_INK)
     panel.set_yticks(range(len(answers)), [answer.system for answer in answers])
+    _make_room_for_names(figure, panel)
     for place, answer in enumerate(answers):
         if answer.works is None:
             _write(panel, place, "not measured" if answer.fails is None else f"not in {format_bytes(answer.fails)}")
@@ -128,6 +133,13 @@ def _heading(setting: Setting, lines: Sequence[Line]) -> str:
     """A setting, without the model where it is that of all lines."""
     words = describe_setting(setting)
     return words.split(", ", 1)[1] if len({line.setting.model for line in lines}) == 1 else words
+
+
+def _make_room_for_names(figure: Figure, first: Any) -> None:
+    """Panels begin at the right of the longest name."""
+    names = [label.get_window_extent() for label in first.get_yticklabels()]
+    width = max(name.width for name in names) + _DPI * _BESIDE_NAMES_IN
+    figure.subplots_adjust(left=max(_LEFT, width / (_DPI * _WIDTH_IN)))
 
 
 def _make_room(panel: Any) -> None:
@@ -197,7 +209,7 @@ def _figure(title: str, rows: float, *, columns: int) -> tuple[Figure, list[Any]
     FigureCanvasAgg(figure)
     figure.text(0.012, 1 - 0.2 / height, title, fontsize=10, fontweight="bold", color=_INK, va="center")
     panels = figure.subplots(1, columns, sharey=True, squeeze=False)[0]
-    figure.subplots_adjust(left=0.235, right=0.985, top=1 - _ABOVE_IN / height, bottom=_BELOW_IN / height, wspace=0.07)
+    figure.subplots_adjust(left=_LEFT, right=0.985, top=1 - _ABOVE_IN / height, bottom=_BELOW_IN / height, wspace=0.07)
     for panel in panels:
         for side in ("top", "right", "left"):
             panel.spines[side].set_visible(False)

@@ -82,10 +82,10 @@ class LayerTimes(Record):
 
 
 class SharedCores(Record):
-    """Speed of computation and of optimizer and copies on the host while both run, as shares of their speed alone."""
+    """What computation, the host's optimizer and copies, and the disks' traffic take from each other."""
 
-    compute: Positive = Field(default=1.0, le=1)
-    cpu: Positive = Field(default=1.0, le=1)
+    compute: Positive = Field(default=1.0, le=1, description="Share of computation's speed beside optimizer or copies.")
+    cpu: Positive = Field(default=1.0, le=1, description="Share of the speed of those beside computation.")
     transfer: NonNegative = Field(
         default=0.0, description="Seconds of computation lost for each byte that goes from or to the disks meanwhile."
     )

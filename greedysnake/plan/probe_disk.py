@@ -38,7 +38,8 @@ class DiskProbe:
         self._inner = folder / f"{FOLDER_NAME}-{uuid.uuid4().hex[:8]}"
         self._pieces = size // _PIECE_BYTES
         keys = {f"piece{i}": _PIECE_BYTES for i in range(self._pieces)}
-        self._store = Store.create([self._inner], run=uuid.uuid4().hex, durable={}, scratch=keys)
+        # durable, so that what is written gets its checksum, as a run's weights and state do
+        self._store = Store.create([self._inner], run=uuid.uuid4().hex, durable=keys, scratch={}, slots=1)
         self._source, self._target = aligned_empty(_PIECE_BYTES), aligned_empty(_PIECE_BYTES)
         # what cannot be compressed: some disks and virtual machines are faster with zeros
         self._source.copy_(torch.randint(0, 256, (_PIECE_BYTES,), dtype=torch.uint8))

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -14,8 +15,8 @@ from greedysnake.plan.probe_disk import DiskProbe
 _FILE_BYTES = 2**28
 _ROUNDS = 3
 
-Work = Callable[[Callable[[], bool]], None]
-"""What a thread does until the function that it is given says that it is time to end."""
+Work = Callable[[Callable[[], bool]], int]
+"""What a thread does until the function that it is given says that it is time to end; how much of it was done."""
 
 
 def shared_cores(
@@ -33,47 +34,51 @@ def shared_cores(
     Raises:
         StorageError: the folder cannot be used.
     """
-    updated = moved = 0
 
-    def update(stopped: Callable[[], bool]) -> None:
-        nonlocal updated
+    def update(stopped: Callable[[], bool]) -> int:
         torch.set_num_threads(1)
-        while not stopped():
+        updated = 0
+        while not stopped() or not updated:
             optimizer.update()
             updated += CHUNK_ELEMENTS
+        return updated
 
-    compute, took = _speed_beside([update], layer, seconds)
+    compute, updated, took = speed_beside([update], layer, seconds)
     cpu = updated / took / optimizer_rate
     disk = DiskProbe(folder, _FILE_BYTES)
-
-    def move(stopped: Callable[[], bool], *, write: bool) -> None:
-        nonlocal moved
-        moved += disk.move(write=write, until=stopped)[0]
-
     try:
         disk.fill()
         directions: list[Work] = [
-            lambda stopped: move(stopped, write=False),
-            lambda stopped: move(stopped, write=True),
+            lambda stopped: disk.move(write=False, until=stopped)[0],
+            lambda stopped: disk.move(write=True, until=stopped)[0],
         ]
-        beside_disk, took = _speed_beside(directions, layer, seconds)
+        beside_disk, moved, took = speed_beside(directions, layer, seconds)
     finally:
         disk.close()
     return SharedCores(compute=compute, cpu=min(1.0, cpu), transfer=(1 - beside_disk) * took / moved)
 
 
-def _speed_beside(works: Sequence[Work], layer: LayerProbe, seconds: float) -> tuple[float, float]:
-    """Speed of a layer's computation beside other work, as a share of its speed alone; seconds of the other work."""
+def speed_beside(works: Sequence[Work], layer: LayerProbe, seconds: float) -> tuple[float, int, float]:
+    """How a layer computes while other work goes on, in turns with the layer alone, as a machine's speed drifts.
+
+    Args:
+        works: what goes on, each in a thread of its own.
+        layer: to compute with.
+        seconds: of the layer beside it, and as much alone.
+
+    Returns:
+        The layer's speed as a share of its speed alone; what all of ``works`` did together, and in how many seconds.
+    """
     alone = beside = took = 0.0
-    for _ in range(_ROUNDS):  # in turns, as a machine's speed drifts
+    done = 0
+    for _ in range(_ROUNDS):
         alone += _layer_seconds(layer, seconds / _ROUNDS)
         start = time.perf_counter()
-        with_others, failure = _beside(works, lambda: _layer_seconds(layer, seconds / _ROUNDS))
+        with_others, more = _beside(works, lambda: _layer_seconds(layer, seconds / _ROUNDS))
         took += time.perf_counter() - start
-        if failure is not None:
-            raise failure
         beside += with_others
-    return min(1.0, alone / beside), took
+        done += more
+    return min(1.0, alone / beside), done, took
 
 
 def _layer_seconds(layer: LayerProbe, seconds: float) -> float:
@@ -81,26 +86,17 @@ def _layer_seconds(layer: LayerProbe, seconds: float) -> float:
     return found["layer_forward"] + found["layer_backward"]
 
 
-def _beside(works: Sequence[Work], body: Callable[[], float]) -> tuple[float, BaseException | None]:
-    """What ``body`` gives while each of ``works`` runs in a thread of its own; what one of them failed with."""
+def _beside(works: Sequence[Work], body: Callable[[], float]) -> tuple[float, int]:
+    """What ``body`` gives while each of ``works`` runs in a thread of its own, and how much these did together."""
     stop = threading.Event()
-    failures: list[BaseException] = []
     torch_threads = torch.get_num_threads()
-
-    def guarded(work: Work) -> None:
-        try:
-            work(stop.is_set)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
     try:
-        found = body()
+        with ThreadPoolExecutor(max_workers=len(works)) as threads:
+            others = [threads.submit(work, stop.is_set) for work in works]
+            try:
+                found = body()
+            finally:
+                stop.set()
     finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
         torch.set_num_threads(torch_threads)
-    return found, next(iter(failures), None)
+    return found, sum(other.result() for other in others)

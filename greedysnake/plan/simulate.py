@@ -59,16 +59,7 @@ class Simulation:
     def events(self, from_second: float = 0.0) -> list[OperationEvent]:
         """The operations as a trace of a real step has them, so that the same pictures show them."""
         return [
-            OperationEvent(
-                kind=operation.kind,
-                resource=operation.resource,
-                unit=operation.unit,
-                micro_batch=operation.micro_batch,
-                chunk=operation.chunk,
-                start_s=from_second + start,
-                end_s=from_second + end,
-                bytes=operation.bytes,
-            )
+            OperationEvent.of(operation, from_second + start, from_second + end)
             for operation, start, end in zip(self.schedule.operations, self.starts, self.ends, strict=True)
         ]
 

@@ -30,7 +30,7 @@ class Manifest(BaseModel):
         store: identity of the store itself, which its other folders repeat.
         stripe_bytes, pattern: which folder holds which bytes, see :class:`Geometry`.
         slot_count: slots of each extent, 1 or 2.
-        dirty: whether a store of one slot has been written to since the commit, so that the commit is lost.
+        dirty: whether a store of one slot has been written to since the commit, so that what was written over is lost.
         extents: name and bytes of every durable extent, in file order.
         slots: which slot (0 or 1) holds the committed content, an entry an extent.
         checksums: crc32c of each committed piece, a list an extent.
