@@ -194,9 +194,13 @@ def make_plan(skeleton: Skeleton, batch: BatchShape, request: PlanRequest, wish:
         if tried[-1].fits_device() and tried[-1].fits_host():
             kept = _with_kept(tried[-1], plan_with, request, found)
             return _predicted(_fitted(_with_residents(kept, plan_with, request, found)), skeleton, request)
-    on_device = [plan for plan in tried if plan.fits_device()]
+    least = [_fitted(plan) for plan in reversed(tried)]  # the last ones need least
+    for plan in least:
+        if plan.fits_device() and plan.fits_host():
+            return _predicted(plan, skeleton, request)
+    on_device = [plan for plan in least if plan.fits_device()]
     if not on_device:
-        raise _too_small(min(tried, key=lambda plan: sum(plan.device_bytes.values())), "device")
+        raise _too_small(min(least, key=lambda plan: sum(plan.device_bytes.values())), "device")
     raise _too_small(min(on_device, key=lambda plan: sum(plan.host_bytes.values())), "host")
 
 

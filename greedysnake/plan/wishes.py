@@ -6,7 +6,7 @@ does; where they are not, a rule that moves the fewest bytes. What the user fixe
 
 from dataclasses import dataclass, replace
 
-from greedysnake.errors import ConfigError
+from greedysnake.errors import ConfigError, MemoryBudgetError
 from greedysnake.models.skeleton import Skeleton, build_skeleton
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.describe import DTYPES, describe_skeleton
@@ -67,13 +67,16 @@ def wish_for(skeleton: Skeleton, batch: BatchShape, request: PlanRequest) -> Wis
 
     Raises:
         ConfigError: the machine's figures are those of another kind of machine.
-        MemoryBudgetError: nothing fits.
     """
     if request.hardware is None:
         return by_rule(request)
     if request.schedule != "vertical":
         return replace(by_rule(request), reasons=("by rule: the planner places vertical schedules only",))
-    return by_search(skeleton, batch, request, request.hardware)
+    try:
+        return by_search(skeleton, batch, request, request.hardware)
+    except MemoryBudgetError:
+        why = "by rule: nothing fits as the planner counts, for which each buffer is as large as the largest unit"
+        return replace(by_rule(request), reasons=(why,))
 
 
 def by_rule(request: PlanRequest) -> Wish:
