@@ -19,7 +19,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line sets it,
 import torch
 from torch import Tensor
 from torch.profiler import profile
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+from transformers import AutoModelForCausalLM
 
 from greedysnake.bench.models import bench_config
 
@@ -31,10 +31,12 @@ def main() -> None:
     arguments = parse()
     torch.manual_seed(0)
     config = bench_config(arguments.model, arguments.tokens)
-    layer = LlamaDecoderLayer(config, 0).to(torch.bfloat16)
+    config.num_hidden_layers = 1
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).model
+    layer = model.layers[0]
     hidden = torch.randn(1, arguments.tokens, config.hidden_size, dtype=torch.bfloat16, requires_grad=True)
     gradient = torch.randn_like(hidden)
-    positions = LlamaRotaryEmbedding(config)(hidden, torch.arange(arguments.tokens)[None])
+    positions = model.rotary_emb(hidden, torch.arange(arguments.tokens)[None])
     run = torch.compile(layer) if arguments.compile else layer
 
     def step() -> tuple[float, float]:
