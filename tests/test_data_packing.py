@@ -138,6 +138,24 @@ def test_a_damaged_file_is_made_again(tmp_path, caplog, damaged):
     assert {suffix: first.path.with_suffix(suffix).read_bytes() for suffix in whole} == whole
 
 
+def test_text_left_behind_in_a_power_cut_is_read_again(tmp_path, monkeypatch):
+    class PowerCutError(Exception):
+        """The moment at which the process is gone."""
+
+    def cut(*_: object) -> TokenFile:
+        raise PowerCutError
+
+    with monkeypatch.context() as patched:
+        patched.setattr("greedysnake.data.tokens.write_tokens", cut)
+        with pytest.raises(PowerCutError):
+            tokenise(tmp_path, ["one", "two"])
+    left = [path for path in (tmp_path / ".cache").glob("documents-*/**/*") if path.is_file()]
+    assert left, "the text is copied before it is tokenised"
+    for path in left:
+        path.write_bytes(b"")  # a name may reach the disk before what was written
+    assert tokenise(tmp_path, ["one", "two"]).open().tolist() == [*b"one", END, *b"two", END]
+
+
 def test_a_cache_folder_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(DataError, match=r"a\.txt/cache: the tokens cannot be kept there .* choose another cache"):

@@ -46,6 +46,7 @@ def tokenise_files(
     def write(path: Path) -> TokenFile:
         # A copy of the text that is only needed until its tokens are written.
         scratch = path.with_name(path.stem.replace("tokens", "documents"))
+        shutil.rmtree(scratch, ignore_errors=True)  # of a process that died, which a power cut may have emptied
         documents = load_documents(survey, text_field=text_field, cache_dir=scratch)
         written = write_tokens(documents, tokenizer, path)
         del documents
