@@ -22,6 +22,8 @@ from torch.profiler import profile
 from transformers import AutoModelForCausalLM
 
 from greedysnake.bench.models import bench_config
+from greedysnake.engine.devices import make_device
+from greedysnake.plan.probe_compute import matrix_rate
 
 KINDS = {"matrix products": ("mm", "addmm", "bmm"), "attention": ("scaled_dot_product",)}
 
@@ -53,7 +55,8 @@ def main() -> None:
         print(f"{kind:18} {share:4.0%}")
     matrices = sum(p.numel() for p in layer.parameters() if p.dim() == 2)
     needed = 6 * matrices * arguments.tokens
-    print(f"all matrix products at the rate of a large one would take {1e3 * needed / large_rate():.0f} ms")
+    rate = matrix_rate(make_device("cpu", None), torch.bfloat16, 1536)
+    print(f"all matrix products at the rate of a large one would take {1e3 * needed / rate:.0f} ms")
 
 
 def shares(step: Callable[[], object], steps: int = 5) -> dict[str, float]:
@@ -67,17 +70,6 @@ def shares(step: Callable[[], object], steps: int = 5) -> dict[str, float]:
         kind = next((kind for kind, starts in KINDS.items() if name.startswith(starts)), "everything else")
         spent[kind] += event.self_cpu_time_total
     return {kind: seconds / sum(spent.values()) for kind, seconds in spent.items()}
-
-
-def large_rate(size: int = 1536, runs: int = 20) -> float:
-    """Floating-point operations a second of the product of two square matrices."""
-    left, right = (torch.randn(size, size, dtype=torch.bfloat16) for _ in range(2))
-    times = []
-    for _ in range(runs):
-        start = time.perf_counter()
-        left @ right
-        times.append(time.perf_counter() - start)
-    return 2 * size**3 / statistics.median(times)
 
 
 def parse() -> argparse.Namespace:

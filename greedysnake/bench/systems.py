@@ -45,7 +45,11 @@ def _ours(name: str, settings: Mapping[str, Any], **more: Any) -> System:
     return System(name=name, module="greedysnake.bench.run_greedysnake", settings=settings, plans=True, **more)
 
 
-_ZERO = "greedysnake.bench.run_zero_infinity"
+def _zero_infinity(name: str, **settings: Any) -> System:
+    module = "greedysnake.bench.run_zero_infinity"
+    return System(name=name, module=module, settings=settings, own_environment=True, order="zero-infinity")
+
+
 _TORCH = "greedysnake.bench.run_torch"
 
 SYSTEMS = {
@@ -54,28 +58,10 @@ SYSTEMS = {
         _ours("greedysnake", ALL_RESIDENT),
         _ours("greedysnake-streamed", STREAMED),
         _ours("horizontal", {**ALL_RESIDENT, "schedule": "horizontal"}, order="horizontal"),
-        System(name="zero-infinity", module=_ZERO, own_environment=True, order="zero-infinity"),
-        System(
-            name="zero-infinity-weights-in-memory",
-            module=_ZERO,
-            settings={"parameters": "cpu"},
-            own_environment=True,
-            order="zero-infinity",
-        ),
-        System(
-            name="zero-infinity-activations-in-memory",
-            module=_ZERO,
-            settings={"checkpointing": False},
-            own_environment=True,
-            order="zero-infinity",
-        ),
-        System(
-            name="zero-infinity-in-memory",
-            module=_ZERO,
-            settings={"parameters": "cpu", "checkpointing": False},
-            own_environment=True,
-            order="zero-infinity",
-        ),
+        _zero_infinity("zero-infinity"),
+        _zero_infinity("zero-infinity-weights-in-memory", parameters="cpu"),
+        _zero_infinity("zero-infinity-activations-in-memory", checkpointing=False),
+        _zero_infinity("zero-infinity-in-memory", parameters="cpu", checkpointing=False),
         System(name="torch", module=_TORCH, order="torch"),
         System(name="torch-swap", module=_TORCH, swap=True, order="torch"),
     )

@@ -101,9 +101,11 @@ def simulate(schedule: Schedule, shape: StepShape, costs: StepCosts) -> Simulati
 
 def _lengthen(work: list[float], schedule: Schedule, lost: float) -> None:
     """Add seconds that computation loses to its operations, to each in proportion."""
+    if not lost:
+        return
     computing = [operation.index for operation in schedule.operations if operation.resource == Resource.COMPUTE]
     total = sum(work[index] for index in computing)
-    for index in computing if lost and total else ():
+    for index in computing if total else ():
         work[index] *= 1 + lost / total
 
 
