@@ -8,15 +8,18 @@ can be kept in 16 more bits; the two differ at exact ties only.
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from architectures import small_config
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from greedysnake import AdamW, Trainer
 from greedysnake.engine.batches import target_tokens
+from greedysnake.errors import ConfigError
 from greedysnake.models.skeleton import decays
 from greedysnake.optim import split_master
 
@@ -76,7 +79,7 @@ def plain_losses(folder: Path, dtype: torch.dtype, rounding: Callable[[Tensor], 
     return losses, model.state_dict()
 
 
-def streamed_run(model, folder: Path, steps: int) -> list[float]:
+def streamed_run(model, folder: Path, steps: int, **settings: Any) -> list[float]:
     with Trainer(
         model,
         folder / f"store{steps}",
@@ -85,6 +88,7 @@ def streamed_run(model, folder: Path, steps: int) -> list[float]:
         delayed_share=0.5,
         chunk_elements=8192,
         snake=False,
+        **settings,
     ) as trainer:
         losses = [trainer.step(batch).loss for batch in batches()[:steps]]
         trainer.save_pretrained(folder / f"after{steps}")
@@ -117,3 +121,25 @@ def test_with_the_same_rounding_a_plain_loop_gives_the_same_bits(streamed):
     plain, after = plain_losses(before, torch.bfloat16, half_up)
     assert ours == pytest.approx(plain, abs=1e-6)
     assert [key for key in after if not torch.equal(after[key], ours_after[key])] == []
+
+
+def test_whole_masters_learn_the_same_bits_and_move_two_bytes_more_each_way(streamed, tmp_path):
+    before, _, _ = streamed
+    batch, losses, moved = batches()[:4], {}, {}
+    for split in (True, False):
+        folder = tmp_path / str(split)
+        losses[split] = streamed_run(before, folder, 2, split_master=split)
+        with Trainer.resume(folder / "store2") as trainer:
+            results = [trainer.step(part) for part in batch[2:]]
+            losses[split] += [result.loss for result in results]
+            moved[split] = (results[-1].ssd_read_bytes, results[-1].ssd_write_bytes)
+            trainer.save_pretrained(folder / "masters", dtype="float32")
+            parameters = sum(slot.elements for layout in trainer.skeleton.layouts for slot in layout.parameters)
+            assert trainer.settings.split_master == split
+    assert losses[True] == losses[False]
+    masters = {split: load_file(tmp_path / str(split) / "masters" / "model.safetensors") for split in (True, False)}
+    assert [name for name in masters[True] if not torch.equal(masters[True][name], masters[False][name])] == []
+    for split, whole in zip(moved[True], moved[False], strict=True):
+        assert whole - split >= 2 * parameters
+    with pytest.raises(ConfigError, match="split_master was False when the run began"):
+        Trainer.resume(tmp_path / "False" / "store2", split_master=True)

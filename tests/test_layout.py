@@ -184,3 +184,6 @@ def test_chunk_sizes_that_are_not_whole_blocks(count):
 def test_a_chunk_knows_its_bytes():
     chunk = Chunk(dtype=torch.bfloat16, elements=4096, weight_offset=8192, gradient_offset=4096, pieces=())
     assert (chunk.weight_bytes, chunk.state_bytes) == (8192, 40960)
+    assert replace(chunk, split_master=False).state_bytes == 40960 + 2 * 4096
+    wide = replace(chunk, dtype=torch.float32, split_master=False)  # a float32 weight is its own master
+    assert wide.state_bytes == replace(wide, split_master=True).state_bytes == 8 * 4096

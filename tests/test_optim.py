@@ -142,7 +142,7 @@ class Unit:
 @settings(max_examples=40, deadline=None)
 @given(
     parameters=units(),
-    blocks=st.integers(1, 3),
+    cut=st.tuples(st.integers(1, 3), st.booleans()),
     optimizer=settings_of_adamw,
     steps=st.lists(
         st.tuples(st.sampled_from([1e-3, 0.02, 0.0]), st.booleans(), st.sampled_from([1.0, 2.0**16, 2.0**-3])),
@@ -151,10 +151,11 @@ class Unit:
     ),
     seed=st.integers(0, 2**32),
 )
-def test_chunk_updates_equal_torch_bit_for_bit(parameters, blocks, optimizer, steps, seed):
+def test_chunk_updates_equal_torch_bit_for_bit(parameters, cut, optimizer, steps, seed):
+    blocks, split = cut
     generator = torch.Generator().manual_seed(seed)
     plain = {name: torch.randn(info.shape, generator=generator) for name, info in parameters.items()}
-    unit = Unit(lay_out(parameters, blocks * CHUNK_ALIGNMENT), plain, optimizer)
+    unit = Unit(lay_out(parameters, blocks * CHUNK_ALIGNMENT, split_master=split), plain, optimizer)
     groups = [
         {
             "params": [plain[name] for name, info in parameters.items() if info.decay == decay],

@@ -45,8 +45,6 @@ class Estimator:
             self._factors.setdefault(system.name, []).append(one.outcome.seconds / predicted)
 
     def _predicted(self, setting: Setting, system: System) -> float:
-        if system.cannot:
-            return 0.0
         workload = self._workload(setting.model)
         hardware = paced(self._hardware, setting.disk)
         setup = workload.parameters * _FIRST_WRITE_BYTES / hardware.disk_rates.write

@@ -137,8 +137,6 @@ def _figures(system: System, place: Place, setting: Setting) -> dict[str, Any]:
 
 def impossible(system: System, place: Place) -> str | None:
     """Why a system cannot be measured here, or None."""
-    if system.cannot:
-        return system.cannot
     if system.swap and not swap_free_bytes():
         return "this machine has no swap (swapon)"
     if system.own_environment and place.zero_infinity is None:

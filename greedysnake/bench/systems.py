@@ -25,7 +25,6 @@ class System:
         changes: of what all systems share (``max_grad_norm``).
         own_environment: whether it runs in the virtual environment that ``--zero-infinity`` names.
         swap: whether it may use the machine's swap.
-        cannot: why it is not measured, if it never is.
         plans: whether it can be given the machine's figures to plan with.
         order: the planner's word for its schedule, to estimate its time.
     """
@@ -36,7 +35,6 @@ class System:
     changes: Mapping[str, Any] = field(default_factory=dict)
     own_environment: bool = False
     swap: bool = False
-    cannot: str | None = None
     plans: bool = False
     order: str = "vertical"
 
@@ -101,11 +99,7 @@ def ablations(base: str, *, clipping: bool) -> list[System]:
         found.append(without("resident weights", {"resident_weights": 0.0}))
         found.append(without("resident state", {"resident_state": 0.0}))
         found.append(without("anything resident", STREAMED))
-    why = (
-        "the engine keeps every bfloat16 master split, with no option to store it whole, so this is not measured; "
-        "greedysnake simulate --whole-master predicts it"
-    )
-    found.append(without("the split master", {}, cannot=why))
+    found.append(without("the split master", {"split_master": False}))
     return found
 
 

@@ -32,6 +32,7 @@ _FIXED = (
     "engine.layers_per_unit",
     "engine.chunk_elements",
     "engine.second_slot",
+    "engine.split_master",
 )
 """Settings that decide what is stored, or which data a step has."""
 

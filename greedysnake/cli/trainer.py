@@ -23,6 +23,7 @@ def make_trainer(config: RunConfig, inputs: Inputs, progress: Callable[[int, int
         layers_per_unit=config.engine.layers_per_unit,
         chunk_elements=config.engine.chunk_elements or DEFAULT_CHUNK_ELEMENTS,
         second_slot=config.engine.second_slot,
+        split_master=config.engine.split_master,
         freeze=tuple(config.training.freeze or ()),
         lora=lora_of(config),
         trust_remote_code=config.model.trust_remote_code,

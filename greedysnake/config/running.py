@@ -74,6 +74,11 @@ class EngineConfig(Section):
         description="Whether the storage has two places for everything, so that a run that is killed can be resumed. "
         "false takes half the disk, and then only a run that ended in good order can.",
     )
+    split_master: Flag = Field(
+        default=True,
+        description="Whether a bfloat16 weight is the upper half of its float32 master. false stores whole masters "
+        "beside the weights, which learns the same and reads and writes 2 B a parameter more each, for comparison.",
+    )
     resident_weights: Share | None = Field(
         default=0.0,
         description="Share of all weights that stays in host memory, off the SSD between snapshots; "

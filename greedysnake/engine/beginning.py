@@ -71,6 +71,7 @@ class Origin:
             dtype=DTYPES[settings.dtype],
             layers_per_unit=settings.layers_per_unit or 1,
             chunk_elements=settings.chunk_elements,
+            split_master=settings.split_master,
             frozen=frozen_names(self.model),
             freeze=settings.freeze,
             lora=settings.lora,

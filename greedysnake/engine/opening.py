@@ -199,6 +199,7 @@ def open_committed(
             dtype=DTYPES[contents["settings"]["dtype"]],
             layers_per_unit=int(contents["settings"]["layers_per_unit"]),
             chunk_elements=int(contents["settings"]["chunk_elements"]),
+            split_master=bool(contents["settings"].get("split_master", True)),
             frozen=frozenset(contents["frozen"]),
             lora=None if (lora := contents["settings"]["lora"]) is None else Lora.of_json(lora),
         )

@@ -16,7 +16,7 @@ from greedysnake.plan.snapshots import can_take_back, steps_between_snapshots
 from greedysnake.schedule import SHARES, Tier
 from greedysnake.units import parse_bytes
 
-LAYOUT = ("dtype", "layers_per_unit", "chunk_elements", "seed", "second_slot", "freeze", "lora")
+LAYOUT = ("dtype", "layers_per_unit", "chunk_elements", "seed", "second_slot", "split_master", "freeze", "lora")
 """What decides the bytes in a store and the numbers in them: it cannot change when a run is resumed."""
 
 
@@ -53,6 +53,8 @@ class TrainerSettings:
             taken in the forward of the next one, when its delayed updates have been made.
         second_slot: whether the storage has two places for everything, so that a run that is killed can be resumed;
             without, it takes half the disk, and only a run that was closed can.
+        split_master: whether a bfloat16 weight is the upper half of its float32 master; False stores whole masters
+            beside the weights, which learns the same and reads and writes 2 B a parameter more each, for comparison.
         freeze: patterns over names of parameters that are not trained, such as ``"model.embed_tokens.*"``: they have no
             gradient and no state, and are only read.
         lora: adapters to train instead of the model's own parameters; None: none.
@@ -91,6 +93,7 @@ class TrainerSettings:
     resident_state: float | None = 0.0
     snapshot_every: int | None = None
     second_slot: bool = True
+    split_master: bool = True
     freeze: tuple[str, ...] = ()
     lora: Lora | None = None
     chunk_elements: int = DEFAULT_CHUNK_ELEMENTS
@@ -188,6 +191,7 @@ class TrainerSettings:
             resident_weights=self.resident_weights,
             resident_state=self.resident_state,
             head_chunk_tokens=self.head_chunk_tokens,
+            split_master=self.split_master,
             configured_memory=self.device_limit if separate_device else self.host_limit,
         )
 

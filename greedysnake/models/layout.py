@@ -20,8 +20,13 @@ PARAMETER_ALIGNMENT = 64
 CHUNK_ALIGNMENT = 4096
 DEFAULT_CHUNK_ELEMENTS = 4 * 2**20
 
-MASTER_BYTES = {torch.float32: 0, torch.bfloat16: 2, torch.float16: 4}
-"""State a parameter that completes its weight to a float32 master: nothing, a 16-bit remainder, the master itself."""
+_MASTER_BYTES = {torch.float32: 0, torch.bfloat16: 2, torch.float16: 4}
+_WHOLE_MASTER_BYTES = 4
+
+
+def master_bytes(dtype: torch.dtype, *, split_master: bool) -> int:
+    """State a parameter that completes its weight to a float32 master: nothing, a 16-bit remainder, or all of it."""
+    return _MASTER_BYTES[dtype] if split_master or dtype == torch.float32 else _WHOLE_MASTER_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +85,7 @@ class Chunk:
         weight_offset: first byte in the unit's weight buffer.
         gradient_offset: first element in the unit's gradient buffer.
         pieces: the trainable parameters in it, without padding.
+        split_master: whether a bfloat16 weight is the upper half of its master; else the state holds the whole master.
     """
 
     dtype: torch.dtype
@@ -87,6 +93,7 @@ class Chunk:
     weight_offset: int
     gradient_offset: int
     pieces: tuple[Piece, ...]
+    split_master: bool = True
 
     @property
     def weight_bytes(self) -> int:
@@ -96,7 +103,7 @@ class Chunk:
     @property
     def master_bytes(self) -> int:
         """Bytes of its state that complete its weights to float32 masters."""
-        return self.elements * MASTER_BYTES[self.dtype]
+        return self.elements * master_bytes(self.dtype, split_master=self.split_master)
 
     @property
     def state_bytes(self) -> int:
@@ -167,12 +174,18 @@ class ParameterInfo:
     trainable: bool = True
 
 
-def lay_out(parameters: Mapping[str, ParameterInfo], chunk_elements: int = DEFAULT_CHUNK_ELEMENTS) -> UnitLayout:
+def lay_out(
+    parameters: Mapping[str, ParameterInfo],
+    chunk_elements: int = DEFAULT_CHUNK_ELEMENTS,
+    *,
+    split_master: bool = True,
+) -> UnitLayout:
     """Lay a unit's parameters out in flat buffers and cut them into chunks.
 
     Args:
         parameters: by full name, in the model's order.
         chunk_elements: most elements of a chunk, a multiple of 4096.
+        split_master: whether bfloat16 weights are the upper halves of their masters.
     """
     if chunk_elements <= 0 or chunk_elements % CHUNK_ALIGNMENT:
         raise ValueError(f"chunk_elements must be a positive multiple of {CHUNK_ALIGNMENT}, got {chunk_elements}")
@@ -214,6 +227,7 @@ def lay_out(parameters: Mapping[str, ParameterInfo], chunk_elements: int = DEFAU
                         for first, last, decay in pieces
                         if first < stop and last > start
                     ),
+                    split_master=split_master,
                 )
             )
         weight_base += end * dtype.itemsize

@@ -133,6 +133,7 @@ def build_skeleton(
     dtype: torch.dtype,
     layers_per_unit: int = 1,
     chunk_elements: int = DEFAULT_CHUNK_ELEMENTS,
+    split_master: bool = True,
     frozen: Collection[str] = (),
     freeze: Sequence[str] = (),
     lora: Lora | None = None,
@@ -144,6 +145,7 @@ def build_skeleton(
         dtype: of the weights; parameters that the model keeps in float32 stay so.
         layers_per_unit: decoder layers loaded and computed as one.
         chunk_elements: most elements of an optimizer chunk.
+        split_master: whether bfloat16 weights are the upper halves of their masters.
         frozen: names of parameters that are not trained, besides those that the architecture itself freezes.
         freeze: patterns over names of more of them.
         lora: adapters to train instead of the model's own parameters.
@@ -183,21 +185,22 @@ def build_skeleton(
         model=model,
         structure=structure,
         unit_layers=((), *groups, ()),
-        layouts=tuple(_layouts(members, infos, chunk_elements)),
+        layouts=tuple(_layouts(members, infos, chunk_elements, split_master=split_master)),
         parameters=parameters,
         lora=lora,
     )
 
 
 def _layouts(
-    members: Iterable[Sequence[str]], infos: Mapping[str, ParameterInfo], chunk_elements: int
+    members: Iterable[Sequence[str]], infos: Mapping[str, ParameterInfo], chunk_elements: int, *, split_master: bool
 ) -> Iterator[UnitLayout]:
     """The layout of each unit, from its parameters' names; units that are alike share their chunks."""
     first: dict[tuple[ParameterInfo, ...], tuple[Sequence[str], UnitLayout]] = {}
     for names in members:
         kind = tuple(infos[name] for name in names)
         if kind not in first:
-            first[kind] = names, lay_out(dict(zip(names, kind, strict=True)), chunk_elements)
+            own = dict(zip(names, kind, strict=True))
+            first[kind] = names, lay_out(own, chunk_elements, split_master=split_master)
         others, layout = first[kind]
         name_of = dict(zip(others, names, strict=True))
         yield replace(layout, parameters=tuple(replace(slot, name=name_of[slot.name]) for slot in layout.parameters))

@@ -20,6 +20,12 @@ def join_master(weights: Tensor, remainders: Tensor, out: Tensor) -> Tensor:
     return out
 
 
+def round_master(master: Tensor, weights: Tensor) -> None:
+    """Write float32 ``master`` as the bfloat16 ``weights`` that :func:`split_master` makes of it; it is kept."""
+    for bits, high in zip(master.view(torch.int32).split(_PART), weights.view(torch.int16).split(_PART), strict=True):
+        high.copy_(bits.add(1 << 15).bitwise_right_shift_(16))
+
+
 def split_master(master: Tensor, weights: Tensor, remainders: Tensor) -> None:
     """Write float32 ``master`` as bfloat16 ``weights`` and int16 ``remainders``; ``master`` is used up."""
     bits = master.view(torch.int32)

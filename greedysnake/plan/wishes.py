@@ -166,6 +166,7 @@ def layer_workload(skeleton: Skeleton) -> Workload:
             skeleton.model.config,
             dtype=skeleton.model.dtype,
             chunk_elements=max(chunk.elements for layout in skeleton.layouts for chunk in layout.chunks),
+            split_master=all(chunk.split_master for layout in skeleton.layouts for chunk in layout.chunks),
             frozen=[slot.name for slot in slots if not slot.trainable],
             lora=skeleton.lora,
         )
