@@ -110,9 +110,17 @@ def test_orders_can_be_compared():
     assert found["vertical"]["tokens_per_second"] > 1.5 * found["zero-infinity"]["tokens_per_second"]
 
 
-@pytest.mark.parametrize(("option", "each"), [("--whole-master", 30), ("--eight-bit-moments", 14)])
-def test_other_states_move_other_bytes_a_parameter(option, each):
-    shown = json.loads(run("simulate", "gpt-30b", "--micro-batches", "1", option, "--json"))
+@pytest.mark.parametrize(
+    ("order", "option", "each"),
+    [
+        ("vertical", "--whole-master", 30),
+        ("vertical", "--eight-bit-moments", 14),
+        ("zero-infinity", "--whole-master", 38),  # as it is without
+        ("zero-infinity", "--eight-bit-moments", 26),
+    ],
+)
+def test_other_states_move_other_bytes_a_parameter(order, option, each):
+    shown = json.loads(run("simulate", "gpt-30b", "--micro-batches", "1", "--schedule", order, option, "--json"))
     moved = shown["ssd_read_bytes"] + shown["ssd_written_bytes"]
     assert moved == pytest.approx(each * 30e9, rel=0.02)
 

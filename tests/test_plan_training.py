@@ -67,9 +67,12 @@ def test_a_planned_run_computes_the_same_numbers(tmp_path, clipping, resident):
         assert torch.equal(found[1][name], weights), name
 
 
-def test_a_plan_says_what_a_step_takes_and_the_step_moves_that(tmp_path):
+@pytest.mark.parametrize(
+    "settings", [{}, {"dtype": "bfloat16"}, {"dtype": "bfloat16", "split_master": False, "layers_per_unit": None}]
+)
+def test_a_plan_says_what_a_step_takes_and_the_step_moves_that(settings, tmp_path):
     batches = random_batches(4)
-    with trainer_for(tmp_path, batches, hardware=MACHINE) as trainer:
+    with trainer_for(tmp_path, batches, hardware=MACHINE, **settings) as trainer:
         plan = planned(trainer)
         results = [trainer.step(batch) for batch in batches]
     prediction = plan.prediction

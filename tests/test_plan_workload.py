@@ -13,6 +13,7 @@ from greedysnake.plan.describe import describe_model
 from greedysnake.plan.kept import kept_unit_bytes
 from greedysnake.plan.placement import step_shape
 from greedysnake.plan.presets import MODEL_PRESETS
+from greedysnake.plan.workload import Workload
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64, "num_hidden_layers": 3}
 MODELS = {
@@ -75,16 +76,17 @@ def test_a_schedules_sizes_are_the_engines(dtype, layers_per_unit):
 
 
 def test_a_whole_master_is_two_bytes_more_a_parameter_and_moments_of_8_bits_six_less():
-    workload = describe_model(AutoConfig.for_model("llama", vocab_size=300, **MODELS["llama"]))
+    config = AutoConfig.for_model("llama", vocab_size=300, **MODELS["llama"])
+    workload, stored_whole = describe_model(config), describe_model(config, split_master=False)
     batch = BatchShape(micro_batches=1, rows=1, tokens=32)
 
-    def state(split: bool, eight_bit: bool = False) -> int:
-        shape = workload.step_shape(batch, split_master=split, eight_bit_moments=eight_bit)
+    def state(split: bool, eight_bit: bool = False, model: Workload = workload) -> int:
+        shape = model.step_shape(batch, split_master=split, eight_bit_moments=eight_bit)
         return sum(chunk.state_bytes for unit in shape.units for chunk in unit.chunks)
 
     padded = sum(part.gradient_bytes for part in workload.parts) // 4
     assert state(True) == 10 * padded
-    assert state(False) == 12 * padded
+    assert state(False) == state(False, model=stored_whole) == state(True, model=stored_whole) == 12 * padded
     assert state(True, eight_bit=True) == pytest.approx((4 + 2 * 4 / 256) * padded, abs=len(workload.parts))
 
 

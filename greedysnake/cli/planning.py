@@ -96,6 +96,7 @@ def _query_of(settings: RunConfig, hardware: Hardware) -> PlanQuery:
         config,
         dtype=settings.model.dtype,
         name=str(settings.model.path or config.model_type),
+        split_master=engine.split_master,
         freeze=training.freeze or (),
         lora=lora_of(settings),
     )
@@ -104,7 +105,6 @@ def _query_of(settings: RunConfig, hardware: Hardware) -> PlanQuery:
         storage=tuple(settings.storage_folders),
         layers_per_unit=engine.layers_per_unit,
         second_slot=engine.second_slot,
-        split_master=engine.split_master,
         **{**changeable_settings(settings), **there},
     )
     query = trainer.request(separate_device=hardware.separate_device, device_free_bytes=None).query(

@@ -191,7 +191,6 @@ class TrainerSettings:
             resident_weights=self.resident_weights,
             resident_state=self.resident_state,
             head_chunk_tokens=self.head_chunk_tokens,
-            split_master=self.split_master,
             configured_memory=self.device_limit if separate_device else self.host_limit,
         )
 

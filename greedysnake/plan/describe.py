@@ -22,6 +22,7 @@ def describe_model(
     *,
     dtype: str = "bfloat16",
     name: str | None = None,
+    split_master: bool = True,
     freeze: Sequence[str] = (),
     lora: Lora | None = None,
 ) -> Workload:
@@ -31,6 +32,7 @@ def describe_model(
         config: of the model.
         dtype: ``"bfloat16"``, ``"float16"`` or ``"float32"``.
         name: what to call it; None for its type.
+        split_master: whether bfloat16 weights are the upper halves of their masters.
         freeze: patterns over names of parameters that are not trained.
         lora: adapters that are trained instead of the model's own parameters.
 
@@ -38,7 +40,7 @@ def describe_model(
         ModelError: the model cannot be built, or not be run layer by layer.
         ConfigError: a pattern or the adapters do not fit the model.
     """
-    skeleton = build_skeleton(config, dtype=DTYPES[dtype], freeze=freeze, lora=lora)
+    skeleton = build_skeleton(config, dtype=DTYPES[dtype], split_master=split_master, freeze=freeze, lora=lora)
     return describe_skeleton(skeleton, dtype=dtype, name=name)
 
 
@@ -52,6 +54,7 @@ def describe_skeleton(skeleton: Skeleton, *, dtype: str, name: str | None = None
         dtype=dtype,
         parts=tuple(_part(skeleton, unit) for unit in range(len(skeleton.layouts))),
         tied=structure.tied,
+        split_master=all(chunk.split_master for chunk in chunks.values()),
         embedding_backward_needs_weights=structure.embedding_backward_needs_weights,
         largest_chunk=ChunkShape(
             weight_bytes=largest.weight_bytes, state_bytes=largest.state_bytes, gradient_bytes=4 * largest.elements

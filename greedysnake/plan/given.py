@@ -133,7 +133,11 @@ def _over(query: PlanQuery, case: Case) -> tuple[int, int]:
 
 
 def _baseline(query: PlanQuery, batch: BatchShape) -> GivenStep:
-    shape = untied(query.workload.step_shape(batch, chunks_per_unit=16, split_master=False))
+    shape = untied(
+        query.workload.step_shape(
+            batch, chunks_per_unit=16, split_master=False, eight_bit_moments=query.eight_bit_moments
+        )
+    )
     on_ssd = query.schedule == "zero-infinity"
     schedule = build_baseline(shape, resident_weights=query.resident_weights or 0.0, on_ssd=on_ssd)
     costs = step_costs(query.hardware, query.workload, batch)

@@ -31,7 +31,6 @@ class PlanRequest:
         resident_weights, resident_state: shares that stay in host memory; None: as much as helps and fits.
         snapshot_every: steps between snapshots.
         head_chunk_tokens: tokens of a micro-batch whose logits exist at once; None: planned.
-        split_master: whether bfloat16 weights are the upper halves of their masters.
         configured_memory: bytes that computation is told to use, whatever is free; None: not told.
     """
 
@@ -54,7 +53,6 @@ class PlanRequest:
     resident_state: float | None = 0.0
     snapshot_every: int = 1
     head_chunk_tokens: int | None = None
-    split_master: bool = True
     configured_memory: int | None = None
 
     def query(self, workload: Workload, hardware: Hardware, batch: BatchShape) -> PlanQuery:
@@ -84,6 +82,5 @@ class PlanRequest:
             can_take_back=self.can_take_back,
             snapshot_every=self.snapshot_every,
             schedule=self.schedule,
-            split_master=self.split_master,
             mask_bytes=batch.mask_bytes,
         )

@@ -80,6 +80,7 @@ class Workload:
         largest_chunk: the largest optimizer chunk that really moves, whatever a simulated schedule bundles.
         activations: what decides how much memory a micro-batch takes.
         saved_bytes: most bytes that a layer saves for the backward of one sequence of so many tokens.
+        split_master: whether its state is that of weights that are the upper halves of their masters.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Workload:
     largest_chunk: ChunkShape
     activations: ActivationSizes
     saved_bytes: Callable[[int], int]
+    split_master: bool = True
 
     @property
     def parameters(self) -> int:
@@ -133,10 +135,11 @@ class Workload:
             layers_per_unit: decoder layers loaded and computed as one.
             chunks_per_unit: most optimizer chunks of a unit. A large model has tens of thousands; schedules that
                 are only simulated take several together, which costs a little overlap and no bytes.
-            split_master: whether a 16-bit weight is the upper half of its master.
+            split_master: False counts whole masters beside bfloat16 weights, also where the model has split ones.
             eight_bit_moments: whether the optimizer's moments have 8 bits, which this engine's do not.
         """
-        added = 0.0 if split_master or self.dtype != "bfloat16" else float(MASTER_HALF_BYTES)
+        whole = self.split_master and not split_master and self.dtype == "bfloat16"
+        added = float(MASTER_HALF_BYTES) if whole else 0.0
         if eight_bit_moments:
             added += EIGHT_BIT_MOMENT_BYTES - MOMENT_BYTES
         built: dict[tuple[bool, tuple[PartSizes, ...]], UnitShape] = {}  # most layers are alike
