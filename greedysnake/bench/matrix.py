@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Protocol
 
-from greedysnake.bench.cells import Cell, Measured, Outcome, Setting
+from greedysnake.bench.cells import Cell, Measured, Outcome, Setting, Status
 from greedysnake.bench.check import wrong_cells
 from greedysnake.bench.estimate import Estimator
 from greedysnake.bench.measure import Place, impossible, measure_cell
@@ -16,6 +16,8 @@ from greedysnake.bench.results import Results, save_results
 from greedysnake.bench.systems import System
 from greedysnake.report import wording
 from greedysnake.units import format_bytes
+
+_ENDS_SO_AGAIN: tuple[Status, ...] = ("refused", "out of memory")
 
 
 class Screen(Protocol):
@@ -42,13 +44,16 @@ def settings_of(
 
 
 def cells_of(settings: Sequence[Setting], systems: Sequence[System], runs: int) -> list[Cell]:
-    """All cells in the order of measuring: systems take turns, and so do runs, so that what drifts hits all alike."""
-    return [
-        Cell(setting=setting, system=system.name, run=run)
-        for run in range(runs)
-        for setting in settings
-        for system in systems
-    ]
+    """All cells in the order of measuring: systems take turns, and so do runs, so that what drifts hits all alike.
+
+    Each run begins with the next system, so that none is always the first.
+    """
+    found = []
+    for run in range(runs):
+        first = run % max(1, len(systems))
+        turn = [*systems[first:], *systems[:first]]
+        found += [Cell(setting=setting, system=system.name, run=run) for setting in settings for system in turn]
+    return found
 
 
 def measure_matrix(
@@ -85,18 +90,20 @@ def measure_matrix(
     for model in dict.fromkeys(cell.setting.model for cell in missing if cell.system in possible):
         with screen.working(f"{model}: first weights, the same for every system"):
             place.first_weights(model, results.method)
-    given_up: dict[tuple[Setting, str], Outcome] = {}
+    given_up: set[tuple[Setting, str]] = {
+        (one.cell.setting, one.cell.system) for one in results.measured if one.outcome.status in _ENDS_SO_AGAIN
+    }
     for number, cell in enumerate(missing):
         left = wording.seconds(_left(estimator, missing[number:], possible))
         what = f"{number + 1}/{len(missing)}  {describe(cell)}"
         start, key = time.monotonic(), (cell.setting, cell.system)
         if key in given_up:
-            outcome = given_up[key]
+            outcome = Outcome(status="skipped", why="not run again: an earlier run of it did not fit")
         else:
             with screen.working(f"{what}  (about {left} left)") as progress:
                 outcome = measure_cell(cell, by_name[cell.system], results.method, place, progress)
-        if outcome.status in ("refused", "skipped", "out of memory"):
-            given_up[key] = outcome  # it would end so again
+        if outcome.status in _ENDS_SO_AGAIN:
+            given_up.add(key)
         one = Measured(cell=cell, outcome=outcome)
         results = results.with_measured(one)
         save_results(path, results)

@@ -26,6 +26,7 @@ from greedysnake.errors import ConfigError, StorageError
 from greedysnake.plan.hardware import Hardware, paced
 from greedysnake.storage import System as SystemCalls
 from greedysnake.storage.locks import FolderLock
+from greedysnake.units import format_bytes
 
 _WORK, _FIRST_WEIGHTS, _STORE, _PACKAGE = "greedysnake-bench", "first-weights", "store", "package"
 _SPIN = "10000"
@@ -119,13 +120,24 @@ def measure_cell(
     job = replace(job, **system.changes)
     limits = Limits(memory=setting.memory, disk=setting.disk, swap=system.swap, folder=place.storage)
     log = place.logs / f"{_file_name(cell)}.log"
+    os.sync()  # what was written before is not written back beside what is measured
     try:
         with open_box(limits, f"greedysnake-bench-{os.getpid()}") as box:
             command = [*box.prefix, str(_python(system, place)), "-m", system.module, "--json", json.dumps(asdict(job))]
             environment = _environment(system, method, place, box)
-            return _run(command, environment, box, place.seconds, log=log, progress=progress)
+            outcome = _run(command, environment, box, place.seconds, log=log, progress=progress)
     finally:
         shutil.rmtree(store, ignore_errors=True)
+    if outcome.status != "out of memory":
+        return outcome
+    return outcome.model_copy(update={"why": _memory_ran_out(setting.memory, outcome.peak_memory_bytes)})
+
+
+def _memory_ran_out(limit: int | None, peak: int | None) -> str:
+    if limit is None:
+        return "the kernel killed it: the machine's memory ran out, and no --memory was given"
+    reached = "" if peak is None else f", with {format_bytes(peak)} in use"
+    return f"the kernel killed it at its limit of {format_bytes(limit)}{reached}; a larger --memory may do"
 
 
 def _figures(system: System, place: Place, setting: Setting) -> dict[str, Any]:
@@ -213,7 +225,7 @@ def _run(
         return Outcome(status="out of time", why=f"not done after {most_seconds:.0f} s", **known)
     killed = process.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL)
     if counts.oom_kills or (killed and counts.oom_kills is None):
-        return Outcome(status="out of memory", why="the kernel killed it at the memory limit", **known)
+        return Outcome(status="out of memory", **known)
     tail = " | ".join(log.read_text(errors="replace").splitlines()[-3:])
     return Outcome(status="failed", why=f"ended with {process.returncode}; see {log}: {tail[-600:]}", **known)
 

@@ -12,7 +12,7 @@ from greedysnake.errors import ConfigError
 from greedysnake.report.metrics import write_json_atomic
 
 FORMAT = 1
-_TRY_AGAIN: tuple[Status, ...] = ("failed", "skipped")
+_TRY_AGAIN: tuple[Status, ...] = ("failed", "skipped", "out of time")
 """Outcomes that another day may change, so that a cell with one is measured again."""
 
 

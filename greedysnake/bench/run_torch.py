@@ -1,7 +1,7 @@
 """Runs one cell with plain PyTorch, everything in memory: what one would write by hand.
 
 bfloat16 weights, float32 masters, moments and sums of gradients (18 bytes a parameter), activations recomputed layer
-by layer as in the other systems, and torch's fused AdamW.
+by layer or, with ``checkpointing`` false, all of a micro-batch's in memory, and torch's fused AdamW.
 """
 
 from greedysnake.bench.runner import BETAS, EPS, WEIGHT_DECAY, Report, read_job
@@ -16,7 +16,8 @@ def main() -> None:
 
     torch.set_num_threads(job.threads)
     model = AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.bfloat16, local_files_only=True).train()
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if job.settings.get("checkpointing", True):
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     weights = list(model.parameters())
     for weight in weights:
         weight.grad_dtype = torch.float32

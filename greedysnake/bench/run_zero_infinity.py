@@ -21,8 +21,10 @@ class ZeroSettings:
         parameters: ``nvme``, or ``cpu``: 16-bit weights stay in memory.
         optimizer: ``nvme`` or ``cpu``.
         parameter_buffers: for weights on their way from NVMe, each as large as the largest parameter.
-        optimizer_buffers: for state on its way; reading and writing behind the update takes up to twelve, and fewer
-            end in an AssertionError.
+        optimizer_buffers: for state on its way, each as large as the largest group of it; reading and writing behind
+            the update takes up to twelve, and fewer end in an AssertionError; without, five are enough.
+        group_elements: state is updated in groups of parameters; DeepSpeed ends a group with the parameter that brings
+            it to so many elements or more.
         pipeline: whether state is read and written behind the update.
         in_memory_elements: parameters that are kept in memory although they belong on NVMe.
         prefetch_elements: parameters to fetch ahead.
@@ -38,6 +40,7 @@ class ZeroSettings:
     optimizer: str = "nvme"
     parameter_buffers: int = 5
     optimizer_buffers: int = 12
+    group_elements: int = 8_000_000
     pipeline: bool = True
     in_memory_elements: int = 0
     prefetch_elements: int = 50_000_000
@@ -94,7 +97,7 @@ def zero_config(job: Job, settings: ZeroSettings, largest_elements: int) -> dict
             "overlap_comm": False,  # there is one rank
             "contiguous_gradients": True,
             "reduce_bucket_size": max(largest_elements, 10_000_000),
-            "sub_group_size": buffer,  # state is updated in groups of this size, which the buffers must hold
+            "sub_group_size": settings.group_elements,
             "stage3_max_live_parameters": 10**9,
             "stage3_max_reuse_distance": 0,  # its default keeps parameters until the swap buffers are exhausted
             "stage3_prefetch_bucket_size": settings.prefetch_elements,

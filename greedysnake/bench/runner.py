@@ -6,8 +6,10 @@ else that a library prints goes to standard error. Needs nothing but torch, as o
 """
 
 import argparse
+import ctypes
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -22,6 +24,8 @@ COMMON_TOKENS = 256
 """Batches hold the first so many tokens of the vocabulary, low ones more often: something that can be learnt."""
 BETAS, EPS, WEIGHT_DECAY = (0.9, 0.95), 1e-8, 0.1
 """AdamW's, for every system; the decay is for all parameters alike."""
+_DIE_WITH_PARENT = 1
+"""PR_SET_PDEATHSIG of Linux's prctl."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +91,10 @@ class Report:
 
 
 def read_job() -> Job:
-    """The job on the command line, as JSON."""
+    """The job on the command line, as JSON. This process does not outlive the one that started it."""
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() == 1:
+        sys.exit("greedysnake bench has ended")
     parser = argparse.ArgumentParser(description="Runs one cell of greedysnake bench.")
     parser.add_argument("--json", required=True, metavar="JOB", help="the job's fields, see greedysnake.bench.runner")
     return Job(**json.loads(parser.parse_args(sys.argv[1:]).json))

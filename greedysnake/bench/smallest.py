@@ -23,8 +23,8 @@ class Smallest(Data):
     Attributes:
         model, micro_batches, disk: of the setting.
         system: name.
-        works: bytes in which it trains; None: not even in the most that was tried.
-        fails: the most bytes in which it did not; None: it works in the least that was tried.
+        works: bytes in which it trains; None: not even in the most that was tried, or it is not known.
+        fails: the most bytes in which it did not; None: it works in the least that was tried, or it is not known.
         why: what happened there, or why the system was not tried at all.
     """
 
@@ -103,7 +103,7 @@ def find_smallest(
         status, reason = (found.outcome.status, found.outcome.why) if found else ("failed", None)
         screen.say(f"{describe(cell)}: {'trains' if status == 'done' else status}")
         if status != "done":
-            skipped = skipped or status == "skipped"
+            skipped = skipped or status not in ("refused", "out of memory")  # it says nothing of memory
             why[size] = f"{status}: {reason}"
         return status == "done"
 
@@ -113,9 +113,9 @@ def find_smallest(
         micro_batches=setting.micro_batches,
         disk=setting.disk,
         system=system.name,
-        works=smallest,
-        fails=largest,
-        why=next(iter(why.values())) if skipped else why.get(largest or 0),
+        works=None if skipped else smallest,
+        fails=None if skipped else largest,
+        why=list(why.values())[-1] if skipped else why.get(largest or 0),
     )
     return results, answer
 
@@ -123,6 +123,8 @@ def find_smallest(
 def in_words(answer: Smallest) -> str:
     """An answer for a person."""
     if answer.works is None:
-        return f"{answer.system}: not measured, {answer.why}"
+        if answer.fails is None:
+            return f"{answer.system}: not measured, {answer.why}"
+        return f"{answer.system}: does not train in {format_bytes(answer.fails)}: {answer.why}"
     below = "the least tried" if answer.fails is None else f"not in {format_bytes(answer.fails)}"
     return f"{answer.system}: trains in {format_bytes(answer.works)} ({below})"

@@ -49,6 +49,13 @@ def _zero_infinity(name: str, **settings: Any) -> System:
 
 
 _TORCH = "greedysnake.bench.run_torch"
+_LEAST_MEMORY: dict[str, Any] = {
+    "pipeline": False,
+    "optimizer_buffers": 5,
+    "prefetch_elements": 0,
+    "group_elements": 1_000_000,
+}
+"""ZeRO-Infinity with as little memory as it can do with, for the smallest limit in which it trains."""
 
 SYSTEMS = {
     system.name: system
@@ -60,7 +67,11 @@ SYSTEMS = {
         _zero_infinity("zero-infinity-weights-in-memory", parameters="cpu"),
         _zero_infinity("zero-infinity-activations-in-memory", checkpointing=False),
         _zero_infinity("zero-infinity-in-memory", parameters="cpu", checkpointing=False),
+        _zero_infinity("zero-infinity-least-memory", **_LEAST_MEMORY),
+        _zero_infinity("zero-offload", parameters="cpu", optimizer="cpu"),
+        _zero_infinity("zero-offload-activations-in-memory", parameters="cpu", optimizer="cpu", checkpointing=False),
         System(name="torch", module=_TORCH, order="torch"),
+        System(name="torch-activations-in-memory", module=_TORCH, settings={"checkpointing": False}, order="torch"),
         System(name="torch-swap", module=_TORCH, swap=True, order="torch"),
     )
 }

@@ -30,6 +30,7 @@ from greedysnake.units import parse_bytes
 
 DEFAULT_MACHINE = "laptop-cpu-24gb"
 _NONE = "none"
+_GIB = 2**30
 _TABLE_WIDTH = 150
 """Characters, where the terminal has fewer or there is none."""
 
@@ -174,7 +175,7 @@ def _smallest(
     settings, systems = asked
     screen, estimator = ConsoleScreen(console), Estimator(load_hardware(question.machine), question.method)
     seconds = sum(
-        most_trials(LEAST_BYTES, setting.memory or usable_bytes())
+        most_trials(LEAST_BYTES, _most_memory(setting))
         * estimator.seconds(Cell(setting=setting, system=system.name), system)
         for setting in settings
         for system in systems
@@ -184,9 +185,14 @@ def _smallest(
     answers: list[Smallest] = []
     for setting in settings:
         for system in systems:
-            most = setting.memory or usable_bytes()
             results, answer = find_smallest(
-                results, setting, system, most=most, place=question.place, path=question.out, screen=screen
+                results,
+                setting,
+                system,
+                most=_most_memory(setting),
+                place=question.place,
+                path=question.out,
+                screen=screen,
             )
             answers.append(answer)
             console.print(escape(in_words(answer)))
@@ -219,7 +225,7 @@ def _print_table(lines: Sequence[Line], results: Results, console: Console) -> N
         console.print(f"[bold red]{len(wrong)} lines have losses that differ from the others': do not trust them.[/]")
     elif not alone and any(one.outcome.steps for one in results.measured):
         console.print(
-            f"Losses of all systems agree within {LOSS_TOLERANCE:.0%} at each step, norms of gradients within "
+            f"Losses of all systems agree within {LOSS_TOLERANCE:.1%} at each step, norms of gradients within "
             f"{NORM_TOLERANCE:.0%}."
         )
     for model, micro_batches in sorted(alone):
@@ -240,6 +246,11 @@ def _draw(question: Question, lines: Sequence[Line]) -> list[Path]:
             raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
         pictures.append(path)
     return pictures
+
+
+def _most_memory(setting: Setting) -> int:
+    """Bytes to begin with: whole GiB of what is free, so that a call that goes on tries the same sizes."""
+    return setting.memory or max(_GIB, usable_bytes() // _GIB * _GIB)
 
 
 def _picture(question: Question, name: str, *, several: bool) -> Path:

@@ -31,7 +31,8 @@ Systems = Annotated[
     list[str] | None,
     typer.Option(
         help="greedysnake, greedysnake-streamed, horizontal, zero-infinity, zero-infinity-weights-in-memory, "
-        "zero-infinity-activations-in-memory, zero-infinity-in-memory, torch, torch-swap; several: again. "
+        "zero-infinity-activations-in-memory, zero-infinity-in-memory, zero-infinity-least-memory, zero-offload, "
+        "zero-offload-activations-in-memory, torch, torch-activations-in-memory, torch-swap; several: again. "
         "Default: the first four and torch."
     ),
 ]
@@ -45,7 +46,7 @@ SmallestMemory = Annotated[
 
 # How each run goes
 Runs = Annotated[int, typer.Option(min=1, help="Runs of each cell.")]
-Steps = Annotated[int, typer.Option(min=1, help="Steps of each run; the first is not counted.")]
+Steps = Annotated[int, typer.Option(min=2, help="Steps of each run; the first is not counted.")]
 Tokens = Annotated[int, typer.Option(min=2, help="Tokens of a sequence (T).")]
 Rows = Annotated[int, typer.Option(min=1, help="Sequences in a micro-batch (B).")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Of computation, for every system; default: all.")]
@@ -112,7 +113,7 @@ def bench(
 
     method = Method(
         steps=steps,
-        uncounted=min(1, steps - 1),
+        uncounted=1,
         rows=micro_batch_size,
         tokens=tokens,
         seed=seed,
@@ -152,8 +153,9 @@ def _install_peer(folder: Path, console: Console) -> None:
 
 @contextmanager
 def _interruptible(out: Path, console: Console) -> Iterator[None]:
-    """Have Ctrl-C and SIGTERM alike end what runs, tidy up, and end the program with 130."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Have Ctrl-C, SIGTERM and a closed terminal alike end what runs, tidy up, and end the program with 130."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
