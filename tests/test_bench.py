@@ -18,6 +18,7 @@ from greedysnake.bench.check import family, unchecked, wrong_cells
 from greedysnake.bench.estimate import Estimator
 from greedysnake.bench.limits import GroupV1, GroupV2, Limits, LimitsError, disk_of, open_box
 from greedysnake.bench.matrix import cells_of, settings_of
+from greedysnake.bench.measure import code_digest
 from greedysnake.bench.models import PRESETS, bench_config
 from greedysnake.bench.picture import draw_smallest, draw_table
 from greedysnake.bench.results import Results, open_results
@@ -118,6 +119,20 @@ def test_a_half_finished_file_is_gone_on_with(measured):
 
 def test_what_was_measured_otherwise_is_not_gone_on_with(measured, capsys):
     assert "steps 2, now 3" in fails(*command(measured, "torch"), "--steps", "3", capsys=capsys)
+
+
+def test_results_of_another_machine_or_of_other_code_are_told_apart(measured, tmp_path, capsys):
+    before = read(measured)
+    codes = {one["outcome"]["code"] for one in before["measured"] if one["outcome"]["status"] == "done"}
+    assert codes == {code_digest()}
+    elsewhere = {**before, "machine": {**before["machine"], "cpu": "Z80"}}
+    (tmp_path / "bench.json").write_text(json.dumps(elsewhere))
+    assert "on Z80, now" in fails(*command(tmp_path, "torch"), capsys=capsys)
+    for one in before["measured"]:
+        one["outcome"]["code"] = "another"
+    (tmp_path / "bench.json").write_text(json.dumps(before))
+    run_well(*command(tmp_path, "torch"))
+    assert "1 of these cells were measured by another version" in " ".join(capsys.readouterr().out.split())
 
 
 def test_problems_come_all_at_once(tmp_path, capsys):

@@ -97,6 +97,7 @@ class Outcome(Data):
         oom_kills: by the kernel, in the control group.
         read_bytes, written_bytes: of the whole process, as the control group counts them.
         limited_by: what set the limits.
+        code: digest of this package when it was measured, whose benchmark and engine change.
         details: what the system says about itself: versions, plan, settings.
     """
 
@@ -111,6 +112,7 @@ class Outcome(Data):
     read_bytes: int | None = None
     written_bytes: int | None = None
     limited_by: str | None = None
+    code: str | None = None
     details: dict[str, Any] = {}
 
 

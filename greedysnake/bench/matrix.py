@@ -11,7 +11,7 @@ from typing import Protocol
 from greedysnake.bench.cells import Cell, Measured, Outcome, Setting, Status
 from greedysnake.bench.check import wrong_cells
 from greedysnake.bench.estimate import Estimator
-from greedysnake.bench.measure import Place, impossible, measure_cell
+from greedysnake.bench.measure import Place, code_digest, impossible, measure_cell
 from greedysnake.bench.results import Results, save_results
 from greedysnake.bench.systems import System
 from greedysnake.report import wording
@@ -87,6 +87,11 @@ def measure_matrix(
     missing = results.missing(cells)
     possible = {name: system for name, system in by_name.items() if not impossible(system, place)}
     screen.say(_outlook(cells, missing, _left(estimator, missing, possible)))
+    if older := _of_other_code(results, cells):
+        screen.say(
+            f"{older} of these cells were measured by another version of GreedySnake: their times may not compare with "
+            f"those measured now. Another --out measures them again."
+        )
     for model in dict.fromkeys(cell.setting.model for cell in missing if cell.system in possible):
         with screen.working(f"{model}: first weights, the same for every system"):
             place.first_weights(model, results.method)
@@ -123,6 +128,13 @@ def describe_setting(setting: Setting) -> str:
     parts += [] if setting.memory is None else [format_bytes(setting.memory)]
     parts += [] if setting.disk is None else [f"disk {wording.rate(setting.disk)}"]
     return ", ".join(parts)
+
+
+def _of_other_code(results: Results, cells: Sequence[Cell]) -> int:
+    """How many of some cells that are measured were so by other code than this."""
+    now, asked = code_digest(), set(cells)
+    done = [one for one in results.measured if one.cell in asked and one.outcome.status == "done"]
+    return sum(one.outcome.code != now for one in done)
 
 
 def _left(estimator: Estimator, cells: Iterable[Cell], systems: dict[str, System]) -> float:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -128,9 +129,18 @@ def measure_cell(
             outcome = _run(command, environment, box, place.seconds, log=log, progress=progress)
     finally:
         shutil.rmtree(store, ignore_errors=True)
-    if outcome.status != "out of memory":
-        return outcome
-    return outcome.model_copy(update={"why": _memory_ran_out(setting.memory, outcome.peak_memory_bytes)})
+    update = {"code": code_digest()}
+    if outcome.status == "out of memory":
+        update["why"] = _memory_ran_out(setting.memory, outcome.peak_memory_bytes)
+    return outcome.model_copy(update=update)
+
+
+def code_digest() -> str:
+    """Of this package's source."""
+    package, found = Path(greedysnake.__file__).parent, blake2b(digest_size=8)
+    for path in sorted(package.rglob("*.py")):
+        found.update(str(path.relative_to(package)).encode() + path.read_bytes())
+    return found.hexdigest()
 
 
 def _memory_ran_out(limit: int | None, peak: int | None) -> str:

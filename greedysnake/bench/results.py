@@ -63,6 +63,8 @@ def open_results(path: Path, method: Method) -> Results:
         raise ConfigError(f"--out {path}: not a file of results, so it cannot be gone on with: {error}") from error
     before, now = found.method.model_dump(), method.model_dump()
     other = [f"{name} {before[name]}, now {now[name]}" for name in now if before[name] != now[name]]
+    processor, here = found.machine.get("cpu"), describe_machine()["cpu"]
+    other += [f"on {processor}, now {here}"] if processor not in (None, here) else []
     if other:
         raise ConfigError(
             f"--out {path} was measured otherwise: {'; '.join(other)}. Measure as before, or give another --out"
