@@ -40,7 +40,7 @@ class ZeroSettings:
     optimizer: str = "nvme"
     parameter_buffers: int = 5
     optimizer_buffers: int = 12
-    group_elements: int = 8_000_000
+    group_elements: int = 3_000_000
     pipeline: bool = True
     in_memory_elements: int = 0
     prefetch_elements: int = 50_000_000
