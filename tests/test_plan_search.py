@@ -360,6 +360,20 @@ def test_a_snapshot_writes_what_stays_in_host_memory():
     assert found.mean_written_bytes == found.step.ssd_written_bytes + found.snapshot_bytes
 
 
+@pytest.mark.parametrize("hardware", [*MACHINES.values(), BUSY_CPU], ids=[*MACHINES, "busy cpu"])
+def test_without_overlap_a_step_is_the_sum_of_its_operations(hardware):
+    query = PlanQuery(workload=SMALL, hardware=hardware, tokens=256, snapshot_every=2)
+    case = random_case(query, 4, random.Random(1)).with_choices(resident_state=0.5)
+    overlapped, apart = simulate_case(case, query), simulate_case(case, replace(query, overlap=False))
+    shape, costs = case.shape(query), case.costs(query)
+    alone = sum(costs.work(operation, shape) for operation in overlapped.step.schedule.operations)
+    assert apart.step.seconds == pytest.approx(alone + hardware.step_seconds)
+    assert apart.step.seconds > 1.05 * overlapped.step.seconds
+    assert apart.snapshot_seconds > 0
+    assert apart.snapshot_bytes == overlapped.snapshot_bytes
+    assert apart.step.ssd_written_bytes == overlapped.step.ssd_written_bytes
+
+
 def test_kept_activations_leave_memory_free_as_in_training():
     asked = query()
     choices = Choices(separate_device=True, kept_activations=1.0)

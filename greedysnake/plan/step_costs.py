@@ -1,5 +1,7 @@
 """From a machine and a model to what each operation of a step costs, and the least that a step can take."""
 
+from dataclasses import replace
+
 from greedysnake.errors import ConfigError
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.costs import StepCosts, UnitSeconds
@@ -28,6 +30,11 @@ def step_costs(hardware: Hardware, workload: Workload, batch: BatchShape, *, lay
         overhead=dict.fromkeys(Resource, hardware.operation_seconds),
         step_overhead=hardware.step_seconds,
     )
+
+
+def costs_one_by_one(costs: StepCosts) -> StepCosts:
+    """The same where one operation runs at a time: nothing computes while bytes move, so they cost it nothing."""
+    return replace(costs, contention=replace(costs.contention, transfer=0.0))
 
 
 def unit_seconds(
