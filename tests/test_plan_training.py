@@ -102,6 +102,8 @@ def test_a_run_without_overlap_is_predicted_without_overlap(tmp_path):
     working = sum(found[False].busy.values()) * found[False].step_seconds
     assert working + MACHINE.step_seconds == pytest.approx(found[False].step_seconds, rel=0.01)
     assert found[False].ssd_read_bytes == found[True].ssd_read_bytes
+    one, other = (weights_in(tmp_path / str(overlap) / "store") for overlap in (True, False))
+    assert all(torch.equal(weights, other[name]) for name, weights in one.items())
 
 
 def test_snapshots_of_what_stays_in_memory_are_counted(tmp_path):
