@@ -78,7 +78,12 @@ def _bytes(group: list[PartSizes]) -> int:
 
 
 def measured_times(hardware: Hardware, workload: Workload, batch: BatchShape) -> LayerTimes | None:
-    """Times that were measured with this model's units at this sequence length, if any; the nearest micro-batch."""
+    """Times that were measured with this model's units at this sequence length, if any; the nearest micro-batch.
+
+    One layer was measured, so there are none where layers differ in size or in what of them is trained.
+    """
+    probed = (workload.parts[0], workload.parts[1], workload.parts[-1])
+    parameters, frozen = (sum(getattr(part, name) for part in probed) for name in ("parameters", "frozen_parameters"))
     fitting = [
         times
         for times in hardware.layer_times
@@ -87,7 +92,10 @@ def measured_times(hardware: Hardware, workload: Workload, batch: BatchShape) ->
         and times.vocabulary == workload.vocabulary
         and times.dtype == workload.dtype
         and times.tokens == batch.tokens
+        and (parameters if times.trained_parameters is None else times.trained_parameters) == parameters - frozen
     ]
+    if len(set(workload.parts[1:-1])) > 1:
+        return None
     return min(fitting, key=lambda times: abs(times.rows - batch.rows), default=None)
 
 
