@@ -21,6 +21,7 @@ from greedysnake.plan.presets import MODEL_PRESETS
 from greedysnake.plan.program import phase_work
 from greedysnake.plan.query import Candidate, Case, PlanQuery, fits, simulate_case
 from greedysnake.plan.random_cases import random_case
+from greedysnake.plan.request import PlanRequest
 from greedysnake.plan.search import search
 from greedysnake.plan.step_costs import least_seconds, least_shared
 from greedysnake.schedule import BUILDERS, Choices, Kind, Resource, Tier
@@ -372,6 +373,7 @@ def test_without_overlap_a_step_is_the_sum_of_its_operations(hardware):
     assert apart.snapshot_seconds > 0
     assert apart.snapshot_bytes == overlapped.snapshot_bytes
     assert apart.step.ssd_written_bytes == overlapped.step.ssd_written_bytes
+    assert not PlanRequest(overlap=False).query(SMALL, hardware, case.batch).overlap
 
 
 def test_kept_activations_leave_memory_free_as_in_training():

@@ -94,9 +94,9 @@ def measured_times(hardware: Hardware, workload: Workload, batch: BatchShape) ->
         and times.tokens == batch.tokens
         and (parameters if times.trained_parameters is None else times.trained_parameters) == parameters - frozen
     ]
-    if len(set(workload.parts[1:-1])) > 1:
+    if not fitting or len(set(workload.parts[1:-1])) > 1:
         return None
-    return min(fitting, key=lambda times: abs(times.rows - batch.rows), default=None)
+    return min(fitting, key=lambda times: abs(times.rows - batch.rows))
 
 
 def _from_measured(
