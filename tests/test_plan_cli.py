@@ -163,6 +163,9 @@ def test_a_probe_measures_this_machine_and_plan_uses_it(settings, tmp_path):
     assert list(folder.iterdir()) == []  # nothing is left
     assert hardware.disk_rates.mixed_read <= hardware.disk_rates.read
     assert hardware.layer_times[0].rows == 2
+    assert {"disks", "host_memory", "optimizer", "shared_cores"} <= {
+        figure for key in hardware.sources for figure in key.split(" and ")
+    }
     assert hardware.layer_times[0].layer_backward > hardware.layer_times[0].layer_forward
     found = json.loads(run("plan", str(settings), "--hardware", str(out), "--json"))
     assert found["computation_measured"] is True

@@ -1,6 +1,7 @@
 """Profiles of machines: shipped, saved, loaded, and wrong."""
 
 import json
+import re
 
 import pytest
 
@@ -8,15 +9,47 @@ from greedysnake.errors import ConfigError
 from greedysnake.plan.costs import Contention
 from greedysnake.plan.hardware import Hardware, SharedCores, load_hardware, profile_names, save_hardware
 
+NOT_FIGURES = {"name", "disks", "together", "layer_times", "sources"}
+SHARES_OF_MATRIX = "shares of the matrix rate"
+
+
+def figures_of(hardware: Hardware) -> set[str]:
+    """Everything that a source is due for, given or by default: a field's name, and what each dtype has besides."""
+    given = {name for name, value in hardware if value is not None} - NOT_FIGURES
+    return given | {"disks", SHARES_OF_MATRIX}
+
 
 @pytest.mark.parametrize("name", profile_names())
-def test_shipped_profiles_load_and_say_where_figures_come_from(name):
+def test_each_figure_of_a_shipped_profile_has_its_source(name):
     hardware = load_hardware(name)
     assert hardware.name == name
     assert hardware.disk_rates.read > 0
-    needed = {"compute", "disks", "optimizer", "host_memory", "watts"}
-    assert needed <= set(hardware.sources)
     assert hardware.separate_device == ("cpu" not in name)
+    told = [figure for key in hardware.sources for figure in key.split(" and ")]
+    assert len(told) == len(set(told))
+    assert set(told) == figures_of(hardware)
+    for figure, source in hardware.sources.items():
+        assert "assumed" in source or re.search("data sheet|paper|Laptop GPU", source), f"{figure}: {source}"
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_the_optimizers_rate_is_that_of_the_memory_traffic_it_is_derived_from(name):
+    hardware = load_hardware(name)
+    derived = re.search(r"(\d+) bytes of memory traffic a parameter at (\d+) GB/s", hardware.sources["optimizer"])
+    assert derived is not None
+    traffic, rate = map(int, derived.groups())
+    assert hardware.optimizer * traffic == pytest.approx(1e9 * rate, rel=0.02)
+
+
+def test_float32_is_without_tf32_which_the_engine_never_turns_on():
+    devices = [hardware for hardware in map(load_hardware, profile_names()) if hardware.separate_device]
+    for hardware in devices:
+        rates = hardware.compute
+        assert 2 * rates["float32"].matrix <= 1.001 * rates["bfloat16"].matrix, hardware.name  # 104.8 beside 209.5
+        assert "TF32 is off" in hardware.sources["compute"]
+    peaks = {hardware.name: hardware.compute["float32"].matrix for hardware in devices}
+    assert peaks["a100-40gb"] == peaks["a100-80gb"] == 19.5e12
+    assert peaks["h100-80gb"] == peaks["h200-141gb"] == 67e12
 
 
 def test_there_is_a_profile_for_each_machine_that_people_ask_about():

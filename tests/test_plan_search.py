@@ -21,6 +21,7 @@ from greedysnake.plan.presets import MODEL_PRESETS
 from greedysnake.plan.program import phase_work
 from greedysnake.plan.query import Candidate, Case, PlanQuery, fits, simulate_case
 from greedysnake.plan.random_cases import random_case
+from greedysnake.plan.request import PlanRequest
 from greedysnake.plan.search import search
 from greedysnake.plan.step_costs import least_seconds, least_shared
 from greedysnake.schedule import BUILDERS, Choices, Kind, Resource, Tier
@@ -358,6 +359,21 @@ def test_a_snapshot_writes_what_stays_in_host_memory():
     pools = found.step.schedule.pools
     assert 4 * found.snapshot_bytes == pools["resident_weights"].bytes + pools["resident_state"].bytes
     assert found.mean_written_bytes == found.step.ssd_written_bytes + found.snapshot_bytes
+
+
+@pytest.mark.parametrize("hardware", [*MACHINES.values(), BUSY_CPU], ids=[*MACHINES, "busy cpu"])
+def test_without_overlap_a_step_is_the_sum_of_its_operations(hardware):
+    query = PlanQuery(workload=SMALL, hardware=hardware, tokens=256, snapshot_every=2)
+    case = random_case(query, 4, random.Random(1)).with_choices(resident_state=0.5)
+    overlapped, apart = simulate_case(case, query), simulate_case(case, replace(query, overlap=False))
+    shape, costs = case.shape(query), case.costs(query)
+    alone = sum(costs.work(operation, shape) for operation in overlapped.step.schedule.operations)
+    assert apart.step.seconds == pytest.approx(alone + hardware.step_seconds)
+    assert apart.step.seconds > 1.05 * overlapped.step.seconds
+    assert apart.snapshot_seconds > 0
+    assert apart.snapshot_bytes == overlapped.snapshot_bytes
+    assert apart.step.ssd_written_bytes == overlapped.step.ssd_written_bytes
+    assert not PlanRequest(overlap=False).query(SMALL, hardware, case.batch).overlap
 
 
 def test_kept_activations_leave_memory_free_as_in_training():

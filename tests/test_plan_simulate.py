@@ -24,6 +24,7 @@ from greedysnake.schedule import (
     Tier,
     UnitShape,
     check_schedule,
+    one_by_one,
 )
 
 DISK = DiskRates(read=100.0, write=50.0, mixed_read=60.0, mixed_write=25.0)
@@ -248,13 +249,10 @@ def test_a_faster_resource_never_makes_a_schedule_slower(step, choices, name, fa
 def test_one_by_one_the_peak_is_the_checkers(step, choices, name):
     """Each operation made to wait for the one before it, live bytes are those that the checker counts."""
     built = BUILDERS[name](step, choices, pending=True)
-    chained = replace(
-        built,
-        operations=tuple(
-            replace(o, after=tuple(sorted({*o.after, o.index - 1}))) if o.index else o for o in built.operations
-        ),
-    )
+    chained = one_by_one(built)
     peaks = check_schedule(built)
+    assert check_schedule(chained) == peaks
+    assert [o.resource for o in chained.operations] == [o.resource for o in built.operations]
     run = simulate(chained, step, costs(len(step.units)))
     assert run.peak_bytes == {Tier.DEVICE: peaks.device, Tier.HOST: peaks.host, Tier.SSD: peaks.ssd}
     busy = sum(run.busy.values())

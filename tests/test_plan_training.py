@@ -1,6 +1,7 @@
 """Training that is planned from the machine's figures: the same numbers, within memory, and predicted."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,27 @@ def test_a_plan_says_what_a_step_takes_and_the_step_moves_that(settings, tmp_pat
     assert results[-1].ssd_read_bytes == pytest.approx(prediction.ssd_read_bytes, rel=0.05)
     assert results[-1].ssd_write_bytes == pytest.approx(prediction.ssd_write_bytes, rel=0.05)
     assert plan.as_json()["prediction"]["step_seconds"] == prediction.step_seconds
+
+
+def test_a_run_without_overlap_is_predicted_without_overlap(tmp_path):
+    batches = random_batches(2)
+    fixed = {"hardware": MACHINE, "delayed_share": 0.5, "boundaries_on_ssd": 0.5, "gradients": "host"}
+    found = {}
+    for overlap in (True, False):
+        with trainer_for(tmp_path / str(overlap), batches, overlap=overlap, **fixed) as trainer:
+            plan = planned(trainer)
+            events = trainer.step(batches[0]).events
+        assert plan.choices.overlap == overlap
+        assert plan.prediction is not None
+        found[overlap] = plan.prediction
+        spans = sorted((event.start_s, event.end_s) for event in events)
+        assert overlap or all(end <= start for (_, end), (start, _) in pairwise(spans))
+    assert found[False].step_seconds > 1.05 * found[True].step_seconds
+    working = sum(found[False].busy.values()) * found[False].step_seconds
+    assert working + MACHINE.step_seconds == pytest.approx(found[False].step_seconds, rel=0.01)
+    assert found[False].ssd_read_bytes == found[True].ssd_read_bytes
+    one, other = (weights_in(tmp_path / str(overlap) / "store") for overlap in (True, False))
+    assert all(torch.equal(weights, other[name]) for name, weights in one.items())
 
 
 def test_snapshots_of_what_stays_in_memory_are_counted(tmp_path):

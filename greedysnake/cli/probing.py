@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from greedysnake.cli.model import model_config
+from greedysnake.cli.model import lora_of, model_config
 from greedysnake.config import load_config
 from greedysnake.plan.hardware import Hardware, save_hardware
 from greedysnake.plan.probe import probe_machine
@@ -41,6 +41,8 @@ def run_probe(
             "dtype": settings.model.dtype,
             "rows": settings.training.micro_batch_size,
             "tokens": settings.data.sequence_length,
+            "freeze": settings.training.freeze or (),
+            "lora": lora_of(settings),
             "device": settings.engine.device,
         }
 

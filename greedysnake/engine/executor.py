@@ -4,7 +4,7 @@ Operations run on one queue a resource, each as soon as what it waits for has en
 its work before it returns, or gives the transfer that will have done it.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 import torch
@@ -28,7 +28,7 @@ from greedysnake.models.layout import Chunk
 from greedysnake.models.streaming import StreamedModel
 from greedysnake.optim import ChunkUpdater, parameter_norms, total_norm
 from greedysnake.report.events import OperationEvent
-from greedysnake.schedule import Buffer, Choices, Kind, Operation, Resource, Schedule, Tier
+from greedysnake.schedule import Buffer, Choices, Kind, Operation, Resource, Schedule, Tier, one_by_one
 from greedysnake.storage import BLOCK_BYTES, Store, Transfer, round_up
 
 
@@ -116,7 +116,7 @@ class Executor:
             return self._handlers[operation.kind](operation, work)
 
         run = QueueRun(
-            schedule.operations if self._choices.overlap else _one_by_one(schedule.operations),
+            schedule.operations if self._choices.overlap else _on_one_queue(schedule),
             perform,
             enter_thread=lambda: torch.set_num_threads(1),  # the cores are for the compute thread
             ending=ContentEndings(schedule, self._content_over).ended if Resource.COMPUTE in only else _nothing,
@@ -358,9 +358,9 @@ class Executor:
         return [self._buffers[buffer] for buffer in found]
 
 
-def _one_by_one(operations: Sequence[Operation]) -> list[Operation]:
-    """The same operations on one queue, each waiting for the one before."""
-    return [replace(o, resource=Resource.COMPUTE, after=(o.index - 1,) if o.index else ()) for o in operations]
+def _on_one_queue(schedule: Schedule) -> list[Operation]:
+    """The same operations one by one, all in the calling thread: no other has anything to do meanwhile."""
+    return [replace(operation, resource=Resource.COMPUTE) for operation in one_by_one(schedule).operations]
 
 
 def _nothing(operation: Operation) -> None:

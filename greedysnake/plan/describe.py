@@ -89,6 +89,7 @@ def _part(skeleton: Skeleton, unit: int) -> PartSizes:
         matrix_parameters=matrices,
         frozen_matrix_parameters=frozen_matrices,
         attention_width=layers * heads * width,
+        frozen_parameters=sum(slot.elements for slot in frozen),
     )
 
 

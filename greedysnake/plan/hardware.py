@@ -57,6 +57,9 @@ class LayerTimes(Record):
     """Seconds measured with the units of one model; they go before rates where that model is planned."""
 
     layer_parameters: int
+    trained_parameters: int | None = Field(
+        default=None, description="Of embedding, one layer and head together; null: all of them."
+    )
     hidden: int
     vocabulary: int
     dtype: Dtype

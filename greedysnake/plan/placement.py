@@ -220,7 +220,13 @@ def _predicted(plan: Plan, skeleton: Skeleton, request: PlanRequest) -> Plan:
         return plan
     step = plan.schedules.step
     prediction = predict(
-        request.hardware, skeleton, plan.batch, plan.shape, step, snapshot_every=request.snapshot_every
+        request.hardware,
+        skeleton,
+        plan.batch,
+        plan.shape,
+        step,
+        snapshot_every=request.snapshot_every,
+        overlap=plan.choices.overlap,
     )
     return replace(plan, prediction=prediction)
 

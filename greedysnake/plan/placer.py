@@ -138,6 +138,7 @@ class Placer:
                     boundaries_on_device=_whole(placement.boundaries_device),
                     boundaries_on_ssd=_whole(max(0.0, 1 - placement.boundaries_device - placement.boundaries_host)),
                     kept_activations=_whole(placement.kept_activations),
+                    overlap=self._query.overlap,
                     gradients=Tier.HOST if fixed["gradients_host"] else Tier.SSD,
                     resident_weights=placement.resident_weights,
                     resident_state=placement.resident_state,

@@ -7,9 +7,9 @@ from greedysnake.models.skeleton import Skeleton
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.hardware import Hardware
 from greedysnake.plan.simulate import simulate
-from greedysnake.plan.step_costs import least_seconds, measured_times, step_costs
+from greedysnake.plan.step_costs import costs_one_by_one, least_seconds, measured_times, step_costs
 from greedysnake.plan.wishes import layer_workload
-from greedysnake.schedule import Schedule, StepShape
+from greedysnake.schedule import Schedule, StepShape, one_by_one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,7 @@ def predict(
     build: Callable[..., Schedule],
     *,
     snapshot_every: int,
+    overlap: bool = True,
 ) -> Prediction:
     """Simulate a plan's steps.
 
@@ -56,15 +57,17 @@ def predict(
         shape: what schedules are built from.
         build: the schedule of a step, by ``pending`` and ``snapshot``.
         snapshot_every: steps between snapshots.
+        overlap: whether operations of different resources run at the same time.
 
     Raises:
         ConfigError: the machine has no rates for the model's dtype.
     """
     workload = layer_workload(skeleton)
     costs = step_costs(hardware, workload, batch, layers_per_unit=len(skeleton.unit_layers[1]))
-    plain, with_snapshot = (
-        simulate(build(pending=True, snapshot=snapshot), shape, costs) for snapshot in (False, True)
-    )
+    schedules = [build(pending=True, snapshot=snapshot) for snapshot in (False, True)]
+    if not overlap:
+        schedules, costs = list(map(one_by_one, schedules)), costs_one_by_one(costs)
+    plain, with_snapshot = (simulate(schedule, shape, costs) for schedule in schedules)
 
     def mean(name: str) -> float:
         usual, other = float(getattr(plain, name)), float(getattr(with_snapshot, name))

@@ -15,12 +15,14 @@ from transformers import PretrainedConfig
 
 from greedysnake.engine.devices import Device
 from greedysnake.models.layout import Chunk, Piece
+from greedysnake.models.lora import Lora
 from greedysnake.models.skeleton import Skeleton, build_skeleton
 from greedysnake.models.streaming import StreamedModel
 from greedysnake.optim import AdamW, ChunkUpdater, UpdateScalars
-from greedysnake.plan.describe import DTYPES
+from greedysnake.plan.describe import DTYPES, describe_skeleton
 from greedysnake.plan.hardware import LayerTimes
 from greedysnake.plan.host import trim_heap
+from greedysnake.plan.probe_passes import EVERY, Passes
 
 CHUNK_ELEMENTS = 4 * 2**20
 _COPY_BYTES = 256 * 2**20
@@ -143,7 +145,16 @@ def one_layer(config: PretrainedConfig) -> PretrainedConfig:
     return config
 
 
-def make_layer_probe(config: PretrainedConfig, dtype: str, rows: int, tokens: int, device: Device) -> LayerProbe:
+def make_layer_probe(
+    config: PretrainedConfig,
+    dtype: str,
+    rows: int,
+    tokens: int,
+    device: Device,
+    *,
+    freeze: Sequence[str] = (),
+    lora: Lora | None = None,
+) -> LayerProbe:
     """Build the model with one layer and random weights.
 
     Args:
@@ -151,8 +162,15 @@ def make_layer_probe(config: PretrainedConfig, dtype: str, rows: int, tokens: in
         dtype: of its weights.
         rows, tokens: of a micro-batch.
         device: where to compute.
+        freeze: patterns over names of parameters that are not trained. Where one layer cannot stand for all, or has
+            nothing to train, all of it is.
+        lora: adapters that are trained instead, likewise.
+
+    Raises:
+        ModelError: the model cannot be built, or not be run layer by layer.
+        ConfigError: a pattern or the adapters do not fit the model.
     """
-    skeleton = build_skeleton(one_layer(config), dtype=DTYPES[dtype])
+    skeleton = _one_layer_skeleton(config, dtype, freeze, lora)
     weights, gradients = [], []
     for layout in skeleton.layouts:
         memory = device.allocate(layout.weight_bytes)
@@ -166,25 +184,35 @@ def make_layer_probe(config: PretrainedConfig, dtype: str, rows: int, tokens: in
     )
 
 
-_TOGETHER = 4
-"""Micro-batches that pass a layer one after another, as in a step: the second finds the weights in the caches."""
+def _one_layer_skeleton(config: PretrainedConfig, dtype: str, freeze: Sequence[str], lora: Lora | None) -> Skeleton:
+    frozen: list[str] = []
+    if freeze or lora is not None:
+        whole = build_skeleton(config, dtype=DTYPES[dtype], freeze=freeze, lora=lora)
+        layers = set(describe_skeleton(whole, dtype=dtype).parts[1:-1])
+        if len(layers) > 1 or not whole.layouts[1].chunks:
+            lora = None
+        elif lora is None:
+            frozen = [slot.name for layout in whole.layouts for slot in layout.parameters if not slot.trainable]
+    # by name: patterns may speak of layers that are not there
+    return build_skeleton(one_layer(config), dtype=DTYPES[dtype], frozen=frozen, lora=lora)
 
 
-def _pass(probe: LayerProbe, times: dict[str, list[float]], *, kept: bool) -> None:
+def _pass(probe: LayerProbe, times: dict[str, list[float]], *, kept: bool, micro_batches: int) -> None:
     """Some micro-batches forward and backward, each part timed.
 
     Args:
         probe: the model.
         times: what each part took.
         kept: whether the layer's activations stay from forward to backward.
+        micro_batches: how many.
     """
     skeleton, model = probe.skeleton, probe.model
     vocabulary = int(skeleton.model.config.get_text_config().vocab_size)
     ids = torch.randint(0, vocabulary, (probe.rows, probe.tokens))
-    batches = [{"input_ids": ids, "labels": ids}] * _TOGETHER
+    batches = [{"input_ids": ids, "labels": ids}] * micro_batches
     if kept:
         trim_heap()  # in a step, too, what is kept comes into memory that the kernel has yet to map
-    model.begin(batches, step=0, target_tokens=_TOGETHER * ids.numel(), kept_bytes=sys.maxsize if kept else 0)
+    model.begin(batches, step=0, target_tokens=micro_batches * ids.numel(), kept_bytes=sys.maxsize if kept else 0)
     head, tied, how = len(skeleton.layouts) - 1, skeleton.structure.tied, "_kept" if kept else ""
 
     def timed(name: str, units: list[int], work: Callable[[], object], *, gradients: bool) -> None:
@@ -205,35 +233,61 @@ def _pass(probe: LayerProbe, times: dict[str, list[float]], *, kept: bool) -> No
         ("embedding_backward", [0], lambda m: model.backward(0, m, probe.weights[0]), True),
     )
     for name, units, work, gradients in parts:
-        for micro_batch in range(_TOGETHER):
+        if name == "embedding_backward" and skeleton.first_trained > 0:  # nothing there is trained
+            times[name] = [0.0]
+            continue
+        for micro_batch in range(micro_batches):
             timed(name, units, partial(work, micro_batch), gradients=gradients)
-        if kept:
-            del times[name][-_TOGETHER]  # of the first, what is not kept does so as well
+        if kept and micro_batches > 1:
+            del times[name][-micro_batches]  # of the first, what is not kept does so as well
 
 
-def mean_passes(probe: LayerProbe, *, seconds: float, kept: Sequence[bool] = (False, True)) -> dict[str, float]:
+def first_pass(probe: LayerProbe) -> float:
+    """Seconds of one micro-batch's way forward and back, the first: later ones are no slower."""
+    start = time.perf_counter()
+    _pass(probe, {}, kept=False, micro_batches=1)
+    return time.perf_counter() - start
+
+
+def mean_passes(
+    probe: LayerProbe,
+    *,
+    seconds: float,
+    kept: Sequence[bool] = EVERY.kept,
+    micro_batches: int = EVERY.micro_batches,
+) -> dict[str, float]:
     """Mean seconds of each part: a step is a sum of many, fast ones and slow ones.
 
     Args:
         probe: the model.
         seconds: to measure for; each pass is made at least once.
         kept: for each pass, whether the layer's activations stay.
+        micro_batches: of each pass.
     """
     times: dict[str, list[float]] = {}
     start = time.perf_counter()
     while not times or time.perf_counter() - start < seconds:
         for stay in kept:
-            _pass(probe, times, kept=stay)
+            _pass(probe, times, kept=stay, micro_batches=micro_batches)
     return {name: statistics.fmean(values) for name, values in times.items()}
 
 
-def layer_times(probe: LayerProbe, dtype: str, *, seconds: float) -> LayerTimes:
-    """Mean times of embedding, layer and head for one micro-batch of several in turn."""
-    mean_passes(probe, seconds=0)  # first passes are slower
-    found = mean_passes(probe, seconds=seconds)
+def layer_times(probe: LayerProbe, dtype: str, *, seconds: float, passes: Passes = EVERY) -> LayerTimes:
+    """Mean times of embedding, layer and head for one micro-batch of several in turn.
+
+    Args:
+        probe: the model.
+        dtype: of its weights.
+        seconds: to measure for; longer where the passes take longer.
+        passes: at least.
+    """
+    if passes.warm_up:  # first passes are slower
+        mean_passes(probe, seconds=0, kept=passes.kept, micro_batches=passes.micro_batches)
+    found = mean_passes(probe, seconds=seconds, kept=passes.kept, micro_batches=passes.micro_batches)
     config = probe.skeleton.model.config.get_text_config()
     return LayerTimes(
         layer_parameters=sum(slot.elements for slot in probe.skeleton.layouts[1].parameters),
+        trained_parameters=probe.skeleton.trained_count,
         hidden=int(config.hidden_size),
         vocabulary=int(config.vocab_size),
         dtype=dtype,  # type: ignore[arg-type]  # checked by pydantic

@@ -4,6 +4,7 @@ import shutil
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from greedysnake.errors import StorageError
 from greedysnake.plan.hardware import Disk
 from greedysnake.storage import Store, aligned_empty
+from greedysnake.storage.budget import disk_budget
 from greedysnake.units import format_bytes
 
 FOLDER_NAME = "greedysnake-probe"
@@ -86,12 +88,8 @@ def measure_disks(
     """
     with ExitStack() as stack:
         probes = []
-        for folder in folders:
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                free = shutil.disk_usage(folder).free
-            except OSError as error:
-                raise StorageError(f"{folder}: cannot be used: {error.strerror}") from error
+        shares = free_shares(folders)  # before there are files of the probe
+        for folder, free in zip(folders, shares, strict=True):
             fitting = min(size, free // 2 // _PIECE_BYTES * _PIECE_BYTES)
             if fitting < _LEAST_BYTES:
                 raise StorageError(
@@ -102,12 +100,30 @@ def measure_disks(
             stack.callback(probe.close)
             probe.fill()
             probes.append(probe)
-        disks = [_measure([probe], seconds, str(probe.folder)) for probe in probes]
-        together = _measure(probes, seconds, "together") if len(probes) > 1 else None
+        disks = [
+            _measure([probe], seconds, str(probe.folder), free) for probe, free in zip(probes, shares, strict=True)
+        ]
+        together = _measure(probes, seconds, "together", sum(shares)) if len(probes) > 1 else None
     return disks, together
 
 
-def _measure(probes: Sequence[DiskProbe], seconds: float, name: str) -> Disk:
+def free_shares(folders: Sequence[Path]) -> list[int]:
+    """Bytes free for each folder, which is made if need be; folders on one file system have equal parts of it.
+
+    Raises:
+        StorageError: a folder cannot be used.
+    """
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"{folder}: cannot be used: {error.strerror}") from error
+    found = disk_budget(folders, {}, {})
+    sharing = Counter(one.device for one in found)
+    return [one.free // sharing[one.device] for one in found]
+
+
+def _measure(probes: Sequence[DiskProbe], seconds: float, name: str, free: int) -> Disk:
     read = _rates(probes, [False], seconds)[0]
     write = _rates(probes, [True], seconds)[0]
     mixed_read, mixed_write = _rates(probes, [False, True], seconds)
@@ -118,7 +134,7 @@ def _measure(probes: Sequence[DiskProbe], seconds: float, name: str) -> Disk:
         # a disk whose cache makes a rate look higher in mixed traffic is not counted on to do so
         mixed_read=min(mixed_read, read),
         mixed_write=min(mixed_write, write),
-        capacity=int(sum(shutil.disk_usage(probe.folder).free for probe in probes) * _MARGIN),
+        capacity=int(free * _MARGIN),
     )
 
 

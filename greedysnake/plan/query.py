@@ -10,9 +10,9 @@ from greedysnake.plan.hardware import Hardware
 from greedysnake.plan.memory import PROCESS_BYTES, Needs, step_needs
 from greedysnake.plan.program import Limits
 from greedysnake.plan.simulate import Simulation, simulate
-from greedysnake.plan.step_costs import least_seconds, step_costs
+from greedysnake.plan.step_costs import costs_one_by_one, least_seconds, step_costs
 from greedysnake.plan.workload import Workload
-from greedysnake.schedule import BUILDERS, Choices, Schedule, StepShape, Tier
+from greedysnake.schedule import BUILDERS, Choices, Schedule, StepShape, Tier, one_by_one
 
 SIMULATED_CHUNKS = 1600
 """Optimizer chunks of all units that a simulated step has at most; larger models' chunks go in bundles."""
@@ -43,6 +43,7 @@ class PlanQuery:
         eight_bit_moments: whether moments have 8 bits; this engine's have 32.
         second_slot: whether the disks hold what is committed beside what is written.
         schedule: order of units and micro-batches.
+        overlap: whether operations of different resources run at the same time.
         mask_bytes: attention masks that a micro-batch keeps while it waits.
         process_bytes: of host memory, taken by the process itself.
     """
@@ -68,6 +69,7 @@ class PlanQuery:
     eight_bit_moments: bool = False
     second_slot: bool = True
     schedule: str = "vertical"
+    overlap: bool = True
     mask_bytes: int = 0
     process_bytes: int = PROCESS_BYTES
 
@@ -129,7 +131,8 @@ class Case:
 
     def costs(self, query: PlanQuery) -> StepCosts:
         """Costs of its operations."""
-        return step_costs(query.hardware, query.workload, self.batch, layers_per_unit=self.layers_per_unit)
+        costs = step_costs(query.hardware, query.workload, self.batch, layers_per_unit=self.layers_per_unit)
+        return costs if query.overlap else costs_one_by_one(costs)
 
     def with_choices(self, **changes: object) -> "Case":
         """The same with some choices changed."""
@@ -203,7 +206,8 @@ def builder(query: PlanQuery, known: Candidate | None = None) -> Build:
         if known is not None and case == known.case and not snapshot:
             return known.step.schedule
         shape, choices = case.shape(query), case.choices
-        return BUILDERS[query.schedule](shape, choices, pending=choices.delayed_share > 0, snapshot=snapshot)
+        schedule = BUILDERS[query.schedule](shape, choices, pending=choices.delayed_share > 0, snapshot=snapshot)
+        return schedule if query.overlap else one_by_one(schedule)
 
     return build
 

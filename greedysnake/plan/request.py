@@ -82,5 +82,6 @@ class PlanRequest:
             can_take_back=self.can_take_back,
             snapshot_every=self.snapshot_every,
             schedule=self.schedule,
+            overlap=self.overlap,
             mask_bytes=batch.mask_bytes,
         )

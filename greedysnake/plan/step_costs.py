@@ -1,5 +1,7 @@
 """From a machine and a model to what each operation of a step costs, and the least that a step can take."""
 
+from dataclasses import replace
+
 from greedysnake.errors import ConfigError
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.costs import StepCosts, UnitSeconds
@@ -28,6 +30,11 @@ def step_costs(hardware: Hardware, workload: Workload, batch: BatchShape, *, lay
         overhead=dict.fromkeys(Resource, hardware.operation_seconds),
         step_overhead=hardware.step_seconds,
     )
+
+
+def costs_one_by_one(costs: StepCosts) -> StepCosts:
+    """The same where one operation runs at a time: nothing computes while bytes move, so they cost it nothing."""
+    return replace(costs, contention=replace(costs.contention, transfer=0.0))
 
 
 def unit_seconds(
@@ -71,7 +78,12 @@ def _bytes(group: list[PartSizes]) -> int:
 
 
 def measured_times(hardware: Hardware, workload: Workload, batch: BatchShape) -> LayerTimes | None:
-    """Times that were measured with this model's units at this sequence length, if any; the nearest micro-batch."""
+    """Times that were measured with this model's units at this sequence length, if any; the nearest micro-batch.
+
+    One layer was measured, so there are none where layers differ in size or in what of them is trained.
+    """
+    probed = (workload.parts[0], workload.parts[1], workload.parts[-1])
+    parameters, frozen = (sum(getattr(part, name) for part in probed) for name in ("parameters", "frozen_parameters"))
     fitting = [
         times
         for times in hardware.layer_times
@@ -80,8 +92,11 @@ def measured_times(hardware: Hardware, workload: Workload, batch: BatchShape) ->
         and times.vocabulary == workload.vocabulary
         and times.dtype == workload.dtype
         and times.tokens == batch.tokens
+        and (parameters if times.trained_parameters is None else times.trained_parameters) == parameters - frozen
     ]
-    return min(fitting, key=lambda times: abs(times.rows - batch.rows), default=None)
+    if not fitting or len(set(workload.parts[1:-1])) > 1:
+        return None
+    return min(fitting, key=lambda times: abs(times.rows - batch.rows))
 
 
 def _from_measured(

@@ -41,6 +41,7 @@ class PartSizes:
         matrix_parameters: weights that a token is multiplied with; of experts, those that it is routed to.
         frozen_matrix_parameters: of these, those that are not trained: they need no gradient of their own.
         attention_width: query heads times their width; 0 where there is no attention.
+        frozen_parameters: number of those that are not trained.
     """
 
     parameters: int
@@ -52,6 +53,7 @@ class PartSizes:
     matrix_parameters: float
     frozen_matrix_parameters: float
     attention_width: int
+    frozen_parameters: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

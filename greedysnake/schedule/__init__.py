@@ -10,6 +10,7 @@ from greedysnake.schedule.builders import (
 )
 from greedysnake.schedule.extents import fit_pools, slot_extents
 from greedysnake.schedule.lives import Life, content_lives
+from greedysnake.schedule.one_by_one import one_by_one
 from greedysnake.schedule.operations import Buffer, Kind, Operation, Pool, Resource, Schedule, Tier
 from greedysnake.schedule.shape import SHARES, Choices, ChunkShape, StepShape, UnitShape
 from greedysnake.schedule.validate import Peaks, ScheduleError, check_schedule
@@ -38,6 +39,7 @@ __all__ = [
     "check_schedule",
     "content_lives",
     "fit_pools",
+    "one_by_one",
     "slot_extents",
     "step_pools",
 ]
