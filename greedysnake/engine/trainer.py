@@ -257,12 +257,19 @@ class Trainer(Closing):
         """
         return self._runner.measure(micro_batches, resources)
 
-    def evaluate(self, micro_batches: Iterable[MicroBatch], *, at_once: int = 8) -> float:
+    def evaluate(self, micro_batches: Iterable[MicroBatch], *, at_once: int | None = None) -> float:
         """Mean loss over all target tokens of some micro-batches, without dropout; changes nothing.
+
+        Also broken off it changes nothing, and training can go on.
 
         Args:
             micro_batches: as for :meth:`step`.
-            at_once: micro-batches brought through the model together.
+            at_once: micro-batches brought through the model together, each taking memory for its boundary; None: as
+                many as a step has.
+
+        Raises:
+            DataError: the micro-batches do not fit the model.
+            MemoryBudgetError, StorageError: there is no plan yet and none fits, or a transfer failed.
         """
         self._runner.check_usable()
         return self._runner.mean_loss(micro_batches, at_once=at_once, step=self.steps_done)
