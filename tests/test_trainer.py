@@ -343,9 +343,11 @@ def test_arguments_are_refused_all_at_once(tmp_path):
             boundaries_on_ssd=1.5,
             gradients="device",
             host_memory="much",
+            max_skipped_steps=0,
+            chunk_elements=1000,
         )
     names = "storage dtype device schedule layers_per_unit delayed_share boundaries_on_ssd gradients host_memory"
-    for name in names.split():
+    for name in [*names.split(), "max_skipped_steps", "chunk_elements"]:
         assert f"{name}:" in str(caught.value)
 
 

@@ -71,11 +71,11 @@ class Trainer(Closing):
         **settings: Any,
     ) -> None:
         chosen = TrainerSettings.of(storage=storage_paths(storage), optimizer=optimizer or AdamW(), **settings)
-        origin = Origin.of(model, vocab_size=vocab_size, trust_remote_code=chosen.trust_remote_code)
-        skeleton = origin.build(chosen)
         with ExitStack() as undo:
             device = make_device(chosen.device, chosen.device_limit, chosen.seed)
             undo.callback(device.close)
+            origin = Origin.of(model, vocab_size=vocab_size, trust_remote_code=chosen.trust_remote_code)
+            skeleton = origin.build(chosen)
             new = NewRun.of(origin, skeleton, chosen, batch=batch, device=device)
             loaded = new.open_store(system)
             undo.callback(loaded.store.close)
@@ -121,9 +121,9 @@ class Trainer(Closing):
         with ExitStack() as undo:
             undo.callback(store.close)
             settings = TrainerSettings.from_json(contents["settings"]).changed({**changes, "storage": folders})
-            check_undamaged(store, progress)
             device = make_device(settings.device, settings.device_limit, settings.seed)
             undo.callback(device.close)
+            check_undamaged(store, progress)
             self._base_model, self._model_files = contents["base_model"], contents["model_files"]
             store.reserve_scratch({})
             self._set_up(settings, skeleton, store, device, request_on(device, settings))
