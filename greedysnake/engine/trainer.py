@@ -108,12 +108,12 @@ class Trainer(Closing):
             storage: the run's folders, in the order in which they were given.
             progress: told bytes checked so far and in all.
             system: as for a new trainer.
-            changes: settings other than when the run began; not what the content of the store depends on (dtype, seed,
-                layers_per_unit, chunk_elements).
+            changes: settings other than when the run began; not what the content of the store depends on (dtype,
+                layers_per_unit, chunk_elements, seed, second_slot, split_master, freeze, lora).
 
         Raises:
             StorageError: there is no snapshot, it is damaged, or another run holds it.
-            ConfigError: a change is not possible.
+            ConfigError: a change is not possible, or there is no such device here.
         """
         folders = storage_paths(storage)
         self = cls.__new__(cls)
@@ -193,7 +193,11 @@ class Trainer(Closing):
 
         Raises:
             DataError: the micro-batches do not fit the model; nothing has changed.
-            NonFiniteError: too many steps in a row were not finite.
+            MemoryBudgetError, StorageError: they fit no plan, and nothing has changed; or memory ran out or a transfer
+                failed in the middle, and the last commit is what stays.
+            ModelError: the model cannot be run unit by unit; the last commit is what stays.
+            NonFiniteError: too many steps in a row were not finite; the last of them is counted and changed nothing.
+            RuntimeError: the trainer is closed, or a step was broken off before.
         """
         start = time.perf_counter()
         self._runner.check_usable()
