@@ -5,6 +5,11 @@ prints the message alone; a traceback is kept for mistakes of this package.
 """
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an error of another library says, for a message of ours; empty if it says nothing."""
+    return (str(error).splitlines() or [""])[0].strip()
+
+
 class GreedySnakeError(Exception):
     """Base of every error that a user can mend."""
 

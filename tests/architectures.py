@@ -84,6 +84,9 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         qk_rope_head_dim=8,
         v_head_dim=16,
     ),
+    "ernie4_5_moe": _decoder(  # it has parameters that are not trained
+        "ernie4_5_moe", moe_num_experts=4, moe_k=2, moe_num_shared_experts=1, moe_intermediate_size=48
+    ),
 }
 
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,12 +15,14 @@ from transformers import PreTrainedTokenizerFast
 
 from greedysnake.data import (
     EpochOrder,
+    RecordFormat,
     TokenFile,
     byte_tokenizer,
     load_documents,
     pack,
     split_for_evaluation,
     survey_files,
+    tokenise_examples,
     tokenise_files,
     write_tokens,
 )
@@ -143,17 +146,44 @@ def test_text_left_behind_in_a_power_cut_is_read_again(tmp_path, monkeypatch):
         """The moment at which the process is gone."""
 
     def cut(*_: object) -> TokenFile:
+        shutil.copytree(tmp_path / ".cache", tmp_path / ".left")
         raise PowerCutError
 
     with monkeypatch.context() as patched:
         patched.setattr("greedysnake.data.tokens.write_tokens", cut)
         with pytest.raises(PowerCutError):
             tokenise(tmp_path, ["one", "two"])
+    shutil.copytree(tmp_path / ".left", tmp_path / ".cache", dirs_exist_ok=True)  # nobody could clean up
     left = [path for path in (tmp_path / ".cache").glob("documents-*/**/*") if path.is_file()]
     assert left, "the text is copied before it is tokenised"
     for path in left:
         path.write_bytes(b"")  # a name may reach the disk before what was written
     assert tokenise(tmp_path, ["one", "two"]).open().tolist() == [*b"one", END, *b"two", END]
+
+
+@pytest.mark.parametrize("kind", ["text", "records"])
+def test_an_interrupt_leaves_nothing_in_the_cache(tmp_path, monkeypatch, kind):
+    def interrupted(*_: object) -> None:
+        assert len(list(cache.glob("*.unfinished"))) > 1
+        assert bool(list(cache.glob("documents-*"))) == (kind == "text")
+        raise KeyboardInterrupt
+
+    def records() -> TokenFile:
+        path = tmp_path / "a.jsonl"
+        path.write_text(json.dumps({"prompt": "one", "completion": "two"}))
+        return tokenise_examples(
+            survey_files(path), "completion", RecordFormat(), tokenizer=byte_tokenizer(), cache_dir=cache
+        )
+
+    cache = tmp_path / ".cache"
+    make, call = {
+        "text": (lambda: tokenise(tmp_path, ["one", "two"]), "tokens.encode"),
+        "records": (records, "examples.encode_spans"),
+    }[kind]
+    monkeypatch.setattr(f"greedysnake.data.{call}", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        make()
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
 
 
 def test_a_cache_folder_that_cannot_be_written_is_an_error(tmp_path):
@@ -175,9 +205,9 @@ def test_packing_loses_only_the_tail(count, length):
             pack(tokens, length, source="corpus")
         return
     packed = pack(tokens, length, source="corpus")
-    everything = packed.gather(np.arange(len(packed)))
-    assert everything.shape == (count // length, length)
-    assert everything.flatten().tolist() == list(range(count - count % length))
+    rows = [packed.row(number).ids.tolist() for number in range(len(packed))]
+    assert [len(row) for row in rows] == [length] * (count // length)
+    assert [id_ for row in rows for id_ in row] == list(range(count - count % length))
     assert packed.dropped_tokens == count % length
     assert packed.tokens + packed.dropped_tokens == count
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from greedysnake.data import load_tokenizer
 from greedysnake.engine.opening import open_committed
 from greedysnake.engine.unit_store import read_unit_masters
 from greedysnake.errors import ConfigError, ModelError
+from greedysnake.models.export import completed_folder
 from greedysnake.models.shards import ShardWriter
 
 
@@ -213,6 +215,35 @@ def kill_in_the_second_unit() -> None:
         flush(self)
 
     ShardWriter.flush = flush_or_die
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_what_a_killed_export_left_is_put_right(tmp_path, own):
+    """Also where the dead process had this one's number, as the first one of every container has."""
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    number, out = os.getpid() if own else dead.pid, tmp_path / "out[1]"
+
+    def leave(what: str, process: int = number) -> Path:
+        path = tmp_path / f".{out.name}.{what}-{process}"
+        path.mkdir()
+        (path / "config.json").write_text(what)
+        return path
+
+    leave("replaced")  # killed after the model that was there was renamed, and before the new one was
+    leave("partial")
+    of_others = [leave("partial", os.getppid()), leave(f"partial-{number}.partial")]
+    with pytest.raises(ModelError, match="--overwrite"), completed_folder(out, overwrite=False):
+        pass
+    assert (out / "config.json").read_text() == "replaced"
+    leave("partial")
+    with completed_folder(out, overwrite=True) as partial:
+        (partial / "config.json").write_text("new")
+    leave("replaced")  # killed after both
+    with pytest.raises(ModelError, match="--overwrite"), completed_folder(out, overwrite=False):
+        pass
+    assert (out / "config.json").read_text() == "new"
+    assert sorted(tmp_path.iterdir()) == sorted([out, *of_others])
 
 
 def test_a_full_disk_is_said_before_anything_is_written(tmp_path, monkeypatch):

@@ -163,7 +163,7 @@ def test_a_resumed_run_is_bitwise_one_that_went_through(second_slot, tmp_path):
     with make_trainer(case, tmp_path / "parts", second_slot=second_slot) as trainer:
         trainer.step(batches[0])
     for batch in batches[1:]:
-        with Trainer.resume(tmp_path / "parts") as trainer:
+        with Trainer.resume(tmp_path / "parts", freeze=list(case.freeze)) as trainer:
             assert trainer.settings.freeze == case.freeze
             trainer.step(batch)
     ours, theirs = weights_in(tmp_path / "parts"), weights_in(tmp_path / "whole")

@@ -50,7 +50,7 @@ def trained(name: str, folder: Path, dtype: str = "float32") -> Trainer:
     return trainer
 
 
-@pytest.mark.parametrize("name", ["llama", "llama_tied", "qwen3", "gemma2", "gemma3_text", "mixtral"])
+@pytest.mark.parametrize("name", ["llama", "llama_tied", "qwen3", "gemma2", "gemma3_text", "mixtral", "ernie4_5_moe"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_tokens_are_those_of_transformers(name, dtype, tmp_path):
     ids, mask = prompts()
@@ -82,12 +82,22 @@ def test_a_row_ends_at_its_own_stop_token(tmp_path):
     assert not any(first[first.index(stop) + 1 :])
 
 
-@pytest.mark.parametrize(("device", "tied"), [("cpu", False), ("emulated", True)])
-def test_weights_that_do_not_fit_are_read_for_every_token(device, tied, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "device", "tied", "sizes"),
+    [
+        ("llama", "cpu", False, {}),
+        ("llama", "emulated", True, {}),
+        ("ernie4_5_moe", "cpu", False, {"moe_intermediate_size": 1024}),
+    ],
+)
+def test_weights_that_do_not_fit_are_read_for_every_token(name, device, tied, sizes, tmp_path):
     config = small_config(
-        "llama", hidden_size=512, intermediate_size=4096, num_hidden_layers=6, tie_word_embeddings=tied
+        name, hidden_size=512, intermediate_size=4096, num_hidden_layers=6, tie_word_embeddings=tied, **sizes
     )
     model = AutoModelForCausalLM.from_config(config).eval()
+    for parameter in model.parameters():
+        if not parameter.requires_grad:  # what is not trained counts too
+            torch.nn.init.normal_(parameter)
     model.save_pretrained(tmp_path / "model")
     skeleton = build_skeleton(config, dtype=torch.float32)
     weights = sum(layout.weight_bytes for layout in skeleton.layouts)
@@ -102,8 +112,8 @@ def test_weights_that_do_not_fit_are_read_for_every_token(device, tied, tmp_path
     with Generator.of_folder(tmp_path / "model", SIZE, scratch=scratch, device=device, host_memory=memory) as generator:
         resident = [generator.placement.resident(unit) for unit in range(len(skeleton.layouts))]
         assert set(resident) == {True, False}
-        sizes = [layout.weight_bytes for layout in skeleton.layouts]
-        streamed = sum(size for size, stays in zip(sizes, resident, strict=True) if not stays)
+        units = [layout.weight_bytes for layout in skeleton.layouts]
+        streamed = sum(size for size, stays in zip(units, resident, strict=True) if not stays)
         got = generator.generate(ids, mask, max_new_tokens=5, do_sample=False)
         assert generator.read_bytes >= 5 * streamed
     assert torch.equal(got, whole)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,16 @@ def test_what_cannot_change_is_refused_with_the_value_that_it_has(tmp_path):
     with pytest.raises(ConfigError, match="delayed_share: must lie between 0 and 1"):
         Trainer.resume(tmp_path / "store", delayed_share=2)
     Trainer.resume(tmp_path / "store").close()  # a refusal leaves the store free
+
+
+def test_a_run_on_a_device_that_is_not_here_goes_on_on_another(tmp_path):
+    with trainer_for(tmp_path / "store") as trainer:
+        trainer.step(BATCHES[0])
+        trainer.settings = replace(trainer.settings, device="cuda:99")  # as if it had been there
+    with pytest.raises(ConfigError, match="device: 'cuda:99' was asked for, but"):
+        Trainer.resume(tmp_path / "store")
+    with Trainer.resume(tmp_path / "store", device="cpu") as trainer:
+        trainer.step(BATCHES[1])
 
 
 def test_two_runs_never_share_a_store(tmp_path):

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from greedysnake import AdamW, Trainer
+from greedysnake.engine.prepared import PreparedPlan
 from greedysnake.engine.unit_store import read_unit_weights
 from greedysnake.errors import (
     ConfigError,
@@ -196,6 +197,39 @@ def test_evaluation_is_the_models_own_loss_and_changes_nothing(tmp_path):
     assert [name for name in without if not torch.equal(without[name], with_evaluation[name])] == []
 
 
+def test_an_evaluation_takes_as_many_micro_batches_at_once_as_the_plan_has_memory_for(tmp_path, monkeypatch):
+    groups, original = [], PreparedPlan.evaluation_schedule
+    monkeypatch.setattr(
+        PreparedPlan, "evaluation_schedule", lambda s, count: (groups.append(count), original(s, count))[1]
+    )
+    held_out = random_batches(1, 5, seed=9)[0]
+    with trainer_for(tmp_path) as trainer:
+        trainer.step(random_batches(1, 2)[0])
+        assert trainer.evaluate(held_out) == pytest.approx(trainer.evaluate(held_out, at_once=5), rel=1e-6)
+    assert groups == [2, 2, 1, 5]
+
+
+def test_an_evaluation_that_is_broken_off_changes_nothing(tmp_path, monkeypatch):
+    batches = random_batches(2)
+
+    def interrupted(self, micro_batch):
+        raise KeyboardInterrupt
+
+    with trainer_for(tmp_path / "a", delayed_share=0.5) as trainer:
+        trainer.step(batches[0])
+        with monkeypatch.context() as patch:
+            patch.setattr(StreamedModel, "head", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                trainer.evaluate(batches[1])
+        trainer.step(batches[1])
+    assert trainer.last_snapshot == 2
+    with trainer_for(tmp_path / "b", delayed_share=0.5) as trainer:
+        for batch in batches:
+            trainer.step(batch)
+    broken_off, without = weights_in(tmp_path / "a" / "store"), weights_in(tmp_path / "b" / "store")
+    assert [name for name in without if not torch.equal(without[name], broken_off[name])] == []
+
+
 def _saved(trainer: Trainer, folder: Path) -> Path:
     trainer.save_pretrained(folder)
     return folder
@@ -309,9 +343,11 @@ def test_arguments_are_refused_all_at_once(tmp_path):
             boundaries_on_ssd=1.5,
             gradients="device",
             host_memory="much",
+            max_skipped_steps=0,
+            chunk_elements=1000,
         )
     names = "storage dtype device schedule layers_per_unit delayed_share boundaries_on_ssd gradients host_memory"
-    for name in names.split():
+    for name in [*names.split(), "max_skipped_steps", "chunk_elements"]:
         assert f"{name}:" in str(caught.value)
 
 

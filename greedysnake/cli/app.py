@@ -53,10 +53,6 @@ def main() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     try:
         app()
-    except KeyboardInterrupt as interrupt:
-        message = str(interrupt) or "Interrupted before training began; nothing was kept."
-        Console(stderr=True).print(escape(message), highlight=False, soft_wrap=True)
-        sys.exit(130)
     except GreedySnakeError as error:
         Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(1)

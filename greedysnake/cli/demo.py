@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import torch
+import typer
 from rich.console import Console
 from rich.markup import escape
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -12,7 +13,7 @@ from transformers.utils import logging as transformers_logging
 
 from greedysnake.cli.exporting import export_run
 from greedysnake.cli.loop import LOSS_PICTURE, TIMELINE_PICTURE
-from greedysnake.cli.training import run_training
+from greedysnake.cli.training import BROKEN_OFF, run_training
 from greedysnake.config import RunConfig
 from greedysnake.errors import DataError
 
@@ -39,6 +40,8 @@ def run_demo(run: Path | None, steps: int | None, console: Console) -> None:
         "Weights, master weights and both Adam moments live in files; layers pass through memory one by one.",
     )
     summary, evaluations = run_training(demo_config(folder, steps, dtype), console)
+    if summary["stopped_by"] == BROKEN_OFF:
+        raise typer.Exit(130)
     if not evaluations:
         return
     export_run(folder, folder / "model")

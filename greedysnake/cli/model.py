@@ -26,4 +26,4 @@ def model_config(settings: RunConfig) -> PretrainedConfig:
 
 def lora_of(settings: RunConfig) -> Lora | None:
     """The adapters to train; None: the model's own parameters."""
-    return None if settings.lora is None else Lora.of_json(settings.lora.model_dump())
+    return None if settings.lora is None else Lora(**settings.lora.model_dump())

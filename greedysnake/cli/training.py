@@ -41,7 +41,7 @@ from greedysnake.errors import ConfigError, GreedySnakeError, StorageError
 from greedysnake.models.skeleton import Skeleton
 from greedysnake.report.loggers import Loggers, missing_packages, open_loggers
 from greedysnake.report.metrics import cut_metrics, metrics_until, write_text_atomic
-from greedysnake.storage import FolderBudget
+from greedysnake.storage import FolderBudget, remove_store
 from greedysnake.units import format_bytes
 
 ONE_SLOT = (
@@ -50,13 +50,6 @@ ONE_SLOT = (
 )
 
 BROKEN_OFF = "a second interrupt, before the step in flight had ended"
-
-
-class LoadingBrokenOff(KeyboardInterrupt):
-    """An interrupt while the model of a new run was being loaded; what has been loaded is kept."""
-
-    def __init__(self, run: Path) -> None:
-        super().__init__(f"Interrupted while the model was being loaded. greedysnake resume {run} goes on with that.")
 
 
 def run_training(config: RunConfig, console: Console) -> tuple[dict[str, Any], list[tuple[int, float]]]:
@@ -117,9 +110,18 @@ def _begin(
         if trainer is not None:
             with suppress(GreedySnakeError):  # one error is told
                 trainer.close()
-        if trainer is None and isinstance(error, KeyboardInterrupt) and half_loaded(config.storage_folders):
-            raise LoadingBrokenOff(run) from error
+        interrupted = isinstance(error, KeyboardInterrupt)
+        if interrupted and trainer is None and half_loaded(config.storage_folders):
+            told = f"Interrupted while the model was being loaded. greedysnake resume {run} goes on with that."
+            console.print(told, markup=False)
+            raise
+        if created and trainer is not None:
+            with suppress(GreedySnakeError):
+                remove_store(trainer.settings.storage)  # which may lie outside the run's folder
         _remove(created)
+        if interrupted:
+            left = "nothing was kept" if created else f"greedysnake resume {run} begins it"
+            console.print(f"Interrupted before training began; {left}.", markup=False)
         raise
 
     with after:

@@ -99,10 +99,6 @@ class TokenBatches:
             numbers = range(start, min(start + batch_size, len(self.held_out)))
             yield self._collate([self.held_out.row(number) for number in numbers])
 
-    def epoch_of(self, step: int) -> int:
-        """The epoch, counted from 0, that the first sequence of step ``step`` belongs to."""
-        return step * self.sequences_per_step // self.sequences
-
     @property
     def packed(self) -> bool:
         """Whether a sequence may have several documents between which attention must not reach."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from greedysnake.data.encoding import Span
 from greedysnake.data.records import json_kind, text_problem
-from greedysnake.errors import ModelError
+from greedysnake.errors import ModelError, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -144,8 +144,8 @@ class ChatTemplate:
         except BadRecordError:
             raise
         except Exception as error:  # a template runs code of its own: anything can come of an unforeseen chat
-            reason = (str(error).splitlines() or [""])[0].strip()
-            raise BadRecordError(f"the chat template refuses it ({type(error).__name__}: {reason})") from error
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            raise BadRecordError(f"the chat template refuses it ({reason})") from error
 
 
 def _turn_length(before: str, through: str, whole: str, *, probe: str, index: int, message: Message) -> int:

@@ -5,8 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Self, TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from greedysnake.data.rows import IGNORED_LABEL, Row, Sequences
 from greedysnake.data.token_files import TargetBits
@@ -78,10 +76,6 @@ class PackedSequences:
             start = row * self.sequence_length
             labels[~self.target_bits.read(start, start + self.sequence_length)] = IGNORED_LABEL
         return Row(ids=ids, labels=labels)
-
-    def gather(self, numbers: np.ndarray) -> Tensor:
-        """Sequences by their numbers (int64 [n], each below ``len(self)``) as token ids, int64 [n, T]."""
-        return torch.from_numpy(self.table[self.rows[numbers]].astype(np.int64))
 
 
 def pack(

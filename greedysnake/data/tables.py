@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from greedysnake.errors import DataError
+from greedysnake.errors import DataError, first_line
 
 _ROWS_AT_ONCE = 256
 
@@ -69,7 +69,7 @@ def _open_dataset(path: Path) -> Any:
     except Exception as error:  # whatever a damaged or foreign file makes of its reader
         raise DataError(
             f"{path}: looks like a folder of datasets' save_to_disk, but cannot be loaded "
-            f"({type(error).__name__}: {_first_line(error)}); save it again"
+            f"({type(error).__name__}: {first_line(error)}); save it again"
         ) from error
 
 
@@ -83,9 +83,5 @@ def _reading_parquet(path: Path) -> Iterator[Any]:
             yield file
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(
-            f"{path}: cannot be read as Parquet ({_first_line(error)}); write the file again, or leave it out"
+            f"{path}: cannot be read as Parquet ({first_line(error)}); write the file again, or leave it out"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0].strip()

@@ -107,8 +107,9 @@ class TokenWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for file in self._files.values():
+        for suffix, file in self._files.items():
             file.close()
+            self._unfinished(suffix).unlink(missing_ok=True)  # there only if something went wrong
 
     def begin_document(self) -> None:
         """What is written from here on is the next document."""

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from greedysnake.errors import ModelError
+from greedysnake.errors import ModelError, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -78,7 +78,7 @@ def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerBase":
     except Exception as error:
         # transformers and tokenizers raise anything from OSError to a bare Exception for a damaged file.
         raise ModelError(
-            f"{folder}: its tokenizer cannot be loaded ({type(error).__name__}: {_first_line(error)}); the "
+            f"{folder}: its tokenizer cannot be loaded ({type(error).__name__}: {first_line(error)}); the "
             "files may be damaged, incomplete, or need code of their own: save them again with "
             f"save_pretrained, or {advice}"
         ) from error
@@ -165,8 +165,3 @@ def _byte_symbols() -> dict[str, int]:
     }
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte if byte in printable else 256 + others.index(byte)): byte for byte in range(256)}
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).splitlines()
-    return lines[0].strip() if lines else ""

@@ -47,11 +47,13 @@ def tokenise_files(
         # A copy of the text that is only needed until its tokens are written.
         scratch = path.with_name(path.stem.replace("tokens", "documents"))
         shutil.rmtree(scratch, ignore_errors=True)  # of a process that died, which a power cut may have emptied
-        documents = load_documents(survey, text_field=text_field, cache_dir=scratch)
-        written = write_tokens(documents, tokenizer, path)
-        del documents
-        shutil.rmtree(scratch)
-        return written
+        try:
+            documents = load_documents(survey, text_field=text_field, cache_dir=scratch)
+            written = write_tokens(documents, tokenizer, path)
+            del documents  # it maps the copy
+            return written
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
 
     return _once(key, survey, tokenizer, cache_dir, write)
 

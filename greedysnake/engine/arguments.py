@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from greedysnake.engine.devices import device_problem
+from greedysnake.engine.devices import device_name_problem
 from greedysnake.engine.opening import DTYPES
 from greedysnake.errors import ConfigError
+from greedysnake.models.layout import CHUNK_ALIGNMENT
 from greedysnake.schedule import BUILDERS
 from greedysnake.units import parse_bytes
 
@@ -21,8 +22,9 @@ def check_arguments(
     shares: Mapping[str, float | None],
     counts: Mapping[str, int | None],
     sizes: Mapping[str, int | str | None],
+    chunk_elements: int,
 ) -> None:
-    """Refuse arguments that make no sense.
+    """Refuse arguments that make no sense on any machine.
 
     Raises:
         ConfigError: listing all of them.
@@ -32,7 +34,7 @@ def check_arguments(
         problems.append("storage: give at least one folder")
     if len(set(storage)) != len(storage):
         problems.append(f"storage: give each folder once, got {', '.join(map(str, storage))}")
-    if problem := device_problem(device):
+    if problem := device_name_problem(device):
         problems.append(f"device: {problem}")
     allowed: dict[str, tuple[Any, list[Any]]] = {
         "dtype": (dtype, list(DTYPES)),
@@ -61,5 +63,7 @@ def check_arguments(
             parse_bytes(0 if size is None else size)
         except ValueError as error:
             problems.append(f"{name}: {error}")
+    if chunk_elements <= 0 or chunk_elements % CHUNK_ALIGNMENT:
+        problems.append(f"chunk_elements: must be a positive multiple of {CHUNK_ALIGNMENT}, got {chunk_elements}")
     if problems:
         raise ConfigError("\n".join(problems))

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from greedysnake.errors import MemoryBudgetError
+from greedysnake.errors import ConfigError, MemoryBudgetError
 from greedysnake.storage import aligned_empty
 from greedysnake.units import format_bytes
 
@@ -289,29 +289,39 @@ def bytes_of(tensor: Tensor) -> Tensor:
     return tensor.detach().view(-1).view(torch.uint8)
 
 
-def device_problem(name: str) -> str | None:
-    """What is wrong with a device's name here, if anything."""
-    if name in ("auto", "cpu", "emulated"):
-        return None
+def device_name_problem(name: str) -> str | None:
+    """What is wrong with a device's name on any machine, if anything."""
     kind, colon, index = name.partition(":")
-    if kind != "cuda" or (colon and not index.isdecimal()):
-        return f"{name!r} is not one of auto, cpu, cuda, cuda:N, emulated"
+    if name in ("auto", "cpu", "emulated") or (kind == "cuda" and (not colon or index.isdecimal())):
+        return None
+    return f"{name!r} is not one of auto, cpu, cuda, cuda:N, emulated"
+
+
+def device_problem(name: str) -> str | None:
+    """What is wrong with a device's name, or why there is no such device here, if anything."""
+    if (problem := device_name_problem(name)) or not name.startswith("cuda"):
+        return problem
     if not torch.cuda.is_available():
         return f"{name!r} was asked for, but torch {torch.__version__} sees no GPU here; use 'cpu'"
-    count = torch.cuda.device_count()
-    if colon and int(index) >= count:
+    index, count = name.partition(":")[2], torch.cuda.device_count()
+    if index and int(index) >= count:
         return f"{name!r} was asked for, but there are {count} GPUs here, counted from cuda:0"
     return None
 
 
 def make_device(name: str, memory: int | None, seed: int = 0) -> Device:
-    """The device of a name without a problem.
+    """The device of a name.
 
     Args:
         name: ``auto`` (the CPU), ``cpu``, ``cuda`` (or ``cuda:N``), ``emulated``.
         memory: bytes of the device's own memory that may be used.
         seed: of an emulated device's delays.
+
+    Raises:
+        ConfigError: there is no such device here.
     """
+    if problem := device_problem(name):
+        raise ConfigError(f"device: {problem}")
     if name == "emulated":
         return EmulatedDevice(seed)
     if name in ("auto", "cpu"):

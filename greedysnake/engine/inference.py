@@ -22,8 +22,9 @@ from greedysnake.engine.buffers import Buffers
 from greedysnake.engine.devices import Device, make_device
 from greedysnake.engine.executor import Executor
 from greedysnake.engine.generating import generate
+from greedysnake.engine.loading import unit_groups
 from greedysnake.engine.opening import DTYPES, open_committed
-from greedysnake.engine.unit_store import weights_key
+from greedysnake.engine.unit_store import weight_places
 from greedysnake.engine.work import StepWork
 from greedysnake.errors import MemoryBudgetError, StorageError
 from greedysnake.models.checkpoint import Checkpoint, read_config
@@ -180,10 +181,10 @@ class Generator(Closing):
                 ) from error
             undo.callback(shutil.rmtree, temporary, ignore_errors=True)
             streamed = {
-                weights_key(unit, index): chunk.weight_bytes
+                key: chunk.weight_bytes
                 for unit, layout in enumerate(skeleton.layouts)
-                for index, chunk in enumerate(layout.chunks)
                 if not placement.resident(unit)
+                for key, chunk in weight_places(unit, layout)
             }
             store = Store.create([temporary / "weights"], run=uuid.uuid4().hex, durable={}, scratch=streamed, slots=1)
             undo.callback(store.close)
@@ -222,10 +223,9 @@ class Generator(Closing):
     def _load(self, checkpoint: Checkpoint) -> None:
         """Bring a model folder's weights to memory and to the store, a unit at a time."""
         layouts = self.skeleton.layouts
-        last = len(layouts) - 1
-        for units in [(0, last), *((unit,) for unit in range(1, last))]:
-            masters = {unit: torch.zeros(layouts[unit].gradient_elements) for unit in units}
-            initialize_units(self.skeleton, masters, 0)  # for the buffers that no file holds
+        for units in unit_groups(self.skeleton):
+            masters = {unit: torch.zeros(layouts[unit].elements) for unit in units}
+            initialize_units(self.skeleton, masters, 0, buffers_only=True)  # for those that no file holds
             checkpoint.fill(self.skeleton, masters)
             for unit in units:
                 resident = Buffer("resident_weights", unit)
@@ -235,8 +235,8 @@ class Generator(Closing):
                 weights = aligned_empty(layouts[unit].weight_bytes)
                 _convert(layouts[unit], masters.pop(unit), weights)
                 Transfer.together(
-                    self._store.write(weights_key(unit, index), [chunk.weights(weights)])
-                    for index, chunk in enumerate(layouts[unit].chunks)
+                    self._store.write(key, [chunk.weights(weights)])
+                    for key, chunk in weight_places(unit, layouts[unit])
                 ).wait()
 
     def close(self) -> None:
@@ -305,12 +305,11 @@ def loading_bytes_of(skeleton: Skeleton) -> int:
 
     Embedding and head are loaded together, the others one by one.
     """
-    elements = [layout.gradient_elements for layout in skeleton.layouts]
-    largest = max(layout.weight_bytes for layout in skeleton.layouts)
-    return 8 * max(elements[0] + elements[-1], *elements[1:-1]) + largest
+    together = (sum(skeleton.layouts[unit].elements for unit in units) for units in unit_groups(skeleton))
+    return 8 * max(together) + max(layout.weight_bytes for layout in skeleton.layouts)
 
 
 def _convert(layout: UnitLayout, master: Tensor, weights: Tensor) -> None:
-    """Fill a unit's weights (uint8) from float32 memory with the layout of its gradient buffer."""
+    """Fill a unit's weights (uint8) from float32 [layout.elements], laid out as its gradient buffer."""
     for slot in layout.parameters:
         slot.weight(weights).copy_(slot.gradient(master))

@@ -201,7 +201,7 @@ def open_committed(
             chunk_elements=int(contents["settings"]["chunk_elements"]),
             split_master=bool(contents["settings"].get("split_master", True)),
             frozen=frozenset(contents["frozen"]),
-            lora=None if (lora := contents["settings"]["lora"]) is None else Lora.of_json(lora),
+            lora=None if (lora := contents["settings"]["lora"]) is None else Lora(**lora),
         )
         saved = load_file(folder / MODEL_FOLDER / BUFFERS_NAME)
         for name, buffer in skeleton.model.named_buffers():

@@ -11,7 +11,7 @@ import torch
 from greedysnake.engine.batches import check_micro_batches, target_tokens
 from greedysnake.engine.devices import Device
 from greedysnake.engine.prepared import PreparedPlan, scratch_of
-from greedysnake.engine.work import NonFiniteStepError, StepWork
+from greedysnake.engine.work import StepWork
 from greedysnake.models.streaming import MicroBatch, StreamedModel
 from greedysnake.optim import AdamW, UpdateScalars
 from greedysnake.plan.activations import BatchShape
@@ -20,6 +20,8 @@ from greedysnake.plan.request import PlanRequest
 from greedysnake.report.events import OperationEvent
 from greedysnake.schedule import Resource, Schedule
 from greedysnake.storage import Store
+
+_UNPLANNED_AT_ONCE = 8  # micro-batches to plan for where a loss is asked for before any batch is known
 
 
 class Runner:
@@ -99,15 +101,11 @@ class Runner:
     # Carried out
 
     def run(self, prepared: PreparedPlan, schedule: Schedule, work: StepWork) -> list[OperationEvent]:
-        """Carry out a schedule; whatever breaks it off leaves the runner unusable and the last commit whole."""
+        """Carry out a schedule, within :meth:`changing` if it changes the run; the model drops what is broken off."""
         try:
             with torch.random.fork_rng(devices=[]):
                 return prepared.executor.run(schedule, work)
-        except NonFiniteStepError:
-            self.model.abandon()
-            raise
         except BaseException:
-            self.usable = False
             self.model.abandon()
             raise
 
@@ -120,21 +118,24 @@ class Runner:
             self.run(self.prepared, self.prepared.flush_schedule(), work)
             self.delayed = None
 
-    def mean_loss(self, micro_batches: Iterable[MicroBatch], *, at_once: int, step: int) -> float:
-        """Mean loss over all target tokens of micro-batches, so many at once brought through the model together.
+    def mean_loss(self, micro_batches: Iterable[MicroBatch], *, at_once: int | None, step: int) -> float:
+        """Mean loss over all target tokens of micro-batches, some at once brought through the model together.
 
         Args:
             micro_batches: each with ``input_ids`` and ``labels``, int64 [B, T].
-            at_once: how many.
+            at_once: how many; None: as many as the plan has counted memory for.
             step: steps done.
         """
         total, tokens, rest = 0.0, 0, iter(micro_batches)
-        while group := list(islice(rest, at_once)):
+        while group := list(islice(rest, at_once or self._planned_at_once())):
             total += self._summed_loss(group, step)
             tokens += target_tokens(group)
         if not tokens:
             return float("nan")
         return total / tokens
+
+    def _planned_at_once(self) -> int:
+        return _UNPLANNED_AT_ONCE if self.prepared is None else self.prepared.plan.batch.micro_batches
 
     def _summed_loss(self, group: Sequence[MicroBatch], step: int) -> float:
         """Summed loss of micro-batches that go through the model together."""
@@ -162,12 +163,7 @@ class Runner:
         if self.prepared is None:
             raise RuntimeError("nothing is prepared to run")
         work = StepWork(prompt=UpdateScalars(lr=0.0, number=0, clip=1.0))
-        try:
-            with torch.random.fork_rng(devices=[]):
-                self.prepared.executor.run(self.prepared.evaluation_schedule(1), work)
-        except BaseException:  # nothing has changed: the runner can go on
-            self.model.abandon()
-            raise
+        self.run(self.prepared, self.prepared.evaluation_schedule(1), work)
 
     def measure(self, micro_batches: Sequence[MicroBatch], resources: Collection[Resource]) -> float:
         """Seconds that a step's operations on some resources take alone; the runner is unusable afterwards."""

@@ -113,9 +113,11 @@ class TrainerSettings:
             counts={
                 "layers_per_unit": self.layers_per_unit,
                 "snapshot_every": self.snapshot_every,
+                "max_skipped_steps": self.max_skipped_steps,
                 "head_chunk_tokens": self.head_chunk_tokens,
             },
             sizes={"host_memory": self.host_memory, "device_memory": self.device_memory},
+            chunk_elements=self.chunk_elements,
         )
 
     @classmethod
@@ -126,13 +128,13 @@ class TrainerSettings:
             ConfigError: a name is unknown, or as for the class itself.
         """
         problems = cls._unknown(values)
-        if isinstance(freeze := values.get("freeze", ()), str):
+        if isinstance(freeze := values.get("freeze"), str):
             problems.append(f"freeze: {freeze!r} is not a list of patterns; write [{freeze!r}]")
         if freeze and values.get("lora") is not None:
             problems.append("freeze, lora: give one of them; with adapters everything else is frozen")
         if problems:
             raise ConfigError("\n".join(problems))
-        return cls(**{**_with_hardware(values), "freeze": tuple(freeze)})
+        return cls(**_with_hardware(_with_patterns(values)))
 
     @classmethod
     def _unknown(cls, values: Iterable[str]) -> list[str]:
@@ -212,7 +214,7 @@ class TrainerSettings:
             "hardware": None if hardware is None else Hardware.model_validate(hardware),
             "storage": tuple(map(Path, values["storage"])),
             "freeze": tuple(values["freeze"]),
-            "lora": None if lora is None else Lora.of_json(lora),
+            "lora": None if lora is None else Lora(**lora),
             "optimizer": AdamW(**{**optimizer, "betas": tuple(optimizer["betas"])}),
             "learning_rate": None if rate is None else LearningRate(**rate),
             "loss_scaling": None if scaling is None else LossScaling(**scaling),
@@ -225,6 +227,7 @@ class TrainerSettings:
         Raises:
             ConfigError: a change is not a setting, or is one that the store's content depends on.
         """
+        changes = _with_patterns(changes)
         problems = self._unknown(changes)
         problems += [
             f"{name} was {getattr(self, name)!r} when the run began, so it cannot be {changes[name]!r} now"
@@ -240,3 +243,9 @@ def _with_hardware(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values with the machine's figures instead of the name of their file."""
     hardware = values.get("hardware")
     return {**values, **({"hardware": load_hardware(hardware)} if isinstance(hardware, str | Path) else {})}
+
+
+def _with_patterns(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values with the patterns to freeze in a tuple, if they are given in another sequence."""
+    freeze = values.get("freeze")
+    return {**values, **({"freeze": tuple(freeze or ())} if "freeze" in values and not isinstance(freeze, str) else {})}

@@ -71,11 +71,11 @@ class Trainer(Closing):
         **settings: Any,
     ) -> None:
         chosen = TrainerSettings.of(storage=storage_paths(storage), optimizer=optimizer or AdamW(), **settings)
-        origin = Origin.of(model, vocab_size=vocab_size, trust_remote_code=chosen.trust_remote_code)
-        skeleton = origin.build(chosen)
         with ExitStack() as undo:
             device = make_device(chosen.device, chosen.device_limit, chosen.seed)
             undo.callback(device.close)
+            origin = Origin.of(model, vocab_size=vocab_size, trust_remote_code=chosen.trust_remote_code)
+            skeleton = origin.build(chosen)
             new = NewRun.of(origin, skeleton, chosen, batch=batch, device=device)
             loaded = new.open_store(system)
             undo.callback(loaded.store.close)
@@ -108,12 +108,12 @@ class Trainer(Closing):
             storage: the run's folders, in the order in which they were given.
             progress: told bytes checked so far and in all.
             system: as for a new trainer.
-            changes: settings other than when the run began; not what the content of the store depends on (dtype, seed,
-                layers_per_unit, chunk_elements).
+            changes: settings other than when the run began; not what the content of the store depends on (dtype,
+                layers_per_unit, chunk_elements, seed, second_slot, split_master, freeze, lora).
 
         Raises:
             StorageError: there is no snapshot, it is damaged, or another run holds it.
-            ConfigError: a change is not possible.
+            ConfigError: a change is not possible, or there is no such device here.
         """
         folders = storage_paths(storage)
         self = cls.__new__(cls)
@@ -121,9 +121,9 @@ class Trainer(Closing):
         with ExitStack() as undo:
             undo.callback(store.close)
             settings = TrainerSettings.from_json(contents["settings"]).changed({**changes, "storage": folders})
-            check_undamaged(store, progress)
             device = make_device(settings.device, settings.device_limit, settings.seed)
             undo.callback(device.close)
+            check_undamaged(store, progress)
             self._base_model, self._model_files = contents["base_model"], contents["model_files"]
             store.reserve_scratch({})
             self._set_up(settings, skeleton, store, device, request_on(device, settings))
@@ -193,7 +193,11 @@ class Trainer(Closing):
 
         Raises:
             DataError: the micro-batches do not fit the model; nothing has changed.
-            NonFiniteError: too many steps in a row were not finite.
+            MemoryBudgetError, StorageError: they fit no plan, and nothing has changed; or memory ran out or a transfer
+                failed in the middle, and the last commit is what stays.
+            ModelError: the model cannot be run unit by unit; the last commit is what stays.
+            NonFiniteError: too many steps in a row were not finite; the last of them is counted and changed nothing.
+            RuntimeError: the trainer is closed, or a step was broken off before.
         """
         start = time.perf_counter()
         self._runner.check_usable()
@@ -257,12 +261,19 @@ class Trainer(Closing):
         """
         return self._runner.measure(micro_batches, resources)
 
-    def evaluate(self, micro_batches: Iterable[MicroBatch], *, at_once: int = 8) -> float:
+    def evaluate(self, micro_batches: Iterable[MicroBatch], *, at_once: int | None = None) -> float:
         """Mean loss over all target tokens of some micro-batches, without dropout; changes nothing.
+
+        Also broken off it changes nothing, and training can go on.
 
         Args:
             micro_batches: as for :meth:`step`.
-            at_once: micro-batches brought through the model together.
+            at_once: micro-batches brought through the model together, each taking memory for its boundary; None: as
+                many as a step has.
+
+        Raises:
+            DataError: the micro-batches do not fit the model.
+            MemoryBudgetError, StorageError: there is no plan yet and none fits, or a transfer failed.
         """
         self._runner.check_usable()
         return self._runner.mean_loss(micro_batches, at_once=at_once, step=self.steps_done)

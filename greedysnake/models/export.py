@@ -1,6 +1,7 @@
 """Writing a model folder that ``from_pretrained`` loads, unit by unit."""
 
 import copy
+import glob
 import json
 import os
 import shutil
@@ -53,7 +54,7 @@ def export_model(skeleton: Skeleton, read_unit: UnitReader, folder: Path, option
 
     One unit is in memory at a time. Tied weights are written once. The folder appears under its name when it is
     complete and on the disk, not before; what an export that was killed leaves has another name, and the next
-    export to the same folder removes it.
+    export to the same folder removes it, or gives a model that was about to be replaced its name back.
 
     Args:
         skeleton: the model.
@@ -111,10 +112,10 @@ def completed_folder(folder: Path, *, overwrite: bool) -> Iterator[Path]:
         ModelError: there is something under the name already, or it cannot be written.
     """
     folder = Path(os.path.abspath(folder))  # as "." has no name
-    _check_target(folder, overwrite=overwrite)
     partial = _hidden_twin(folder, "partial")
     try:
-        _remove_leftovers(folder)
+        _tidy_up(folder)
+        _check_target(folder, overwrite=overwrite)
         partial.mkdir(parents=True)
         try:
             yield partial
@@ -228,7 +229,7 @@ def _main_name(skeleton: Skeleton, name: str) -> str:
 
 
 def _check_target(folder: Path, *, overwrite: bool) -> None:
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+    if _is_vacant(folder):
         return
     if not overwrite:
         raise ModelError(
@@ -246,14 +247,35 @@ def _hidden_twin(folder: Path, what: str) -> Path:
     return folder.with_name(f".{folder.name}.{what}-{os.getpid()}")
 
 
-def _remove_leftovers(folder: Path) -> None:
-    """Remove what exports to the same folder left when they were killed."""
-    if not folder.parent.is_dir():
-        return
-    for path in folder.parent.glob(f".{folder.name}.partial-*"):
-        process = path.name.rpartition("-")[2]
-        if process.isdecimal() and not _runs(int(process)):
+def _is_vacant(folder: Path) -> bool:
+    return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+
+
+def _tidy_up(folder: Path) -> None:
+    """Undo what exports to the same folder left when they were killed.
+
+    A model that was about to be replaced gets its name back; all else is removed.
+    """
+    for path in _leftovers(folder, "replaced"):
+        if _is_vacant(folder):
+            path.rename(folder)
+        else:
             shutil.rmtree(path, ignore_errors=True)
+    for path in _leftovers(folder, "partial"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _leftovers(folder: Path, what: str) -> list[Path]:
+    """Hidden twins whose process is over; one of this process's number is of an earlier one, as in a container."""
+    if not folder.parent.is_dir():
+        return []
+    prefix = f".{folder.name}.{what}-"
+    found = {path: path.name.removeprefix(prefix) for path in folder.parent.glob(f"{glob.escape(prefix)}*")}
+    return [
+        path
+        for path, process in found.items()
+        if process.isdecimal() and (int(process) == os.getpid() or not _runs(int(process)))
+    ]
 
 
 def _runs(process: int) -> bool:

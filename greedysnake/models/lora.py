@@ -7,7 +7,7 @@ it is cut into units, so that each lies in the unit of its matrix. Source of the
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -75,12 +75,8 @@ class Lora:
             problems.append(f"lora.init: must be default or gaussian, got {self.init!r}")
         if problems:
             raise ConfigError("\n".join(problems))
-
-    @classmethod
-    def of_json(cls, values: dict[str, Any]) -> Self:
-        """From what ``dataclasses.asdict`` gave, after a journey through JSON."""
-        targets = values["target_modules"]
-        return cls(**{**values, "target_modules": targets if isinstance(targets, str) else tuple(targets)})
+        if not isinstance(self.target_modules, str):  # a list is as good, also as JSON gives it back
+            object.__setattr__(self, "target_modules", tuple(self.target_modules))
 
     def peft_config(self) -> "LoraConfig":
         """The same in peft's words.

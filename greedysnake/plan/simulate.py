@@ -9,13 +9,13 @@ before it has ended.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
 from greedysnake.plan.costs import StepCosts
-from greedysnake.report.events import OperationEvent
+from greedysnake.report.events import OperationEvent, union_seconds
 from greedysnake.schedule import Resource, Schedule, StepShape, Tier
 
 _RESOURCES = tuple(Resource)
@@ -88,7 +88,7 @@ def simulate(schedule: Schedule, shape: StepShape, costs: StepCosts) -> Simulati
         starts=tuple(starts),
         ends=tuple(ends),
         busy=_busy(schedule, starts, ends),
-        disk_busy=_covered(
+        disk_busy=union_seconds(
             (start, end)
             for operation, start, end in zip(schedule.operations, starts, ends, strict=True)
             if operation.resource in moved
@@ -196,15 +196,6 @@ def _busy(schedule: Schedule, starts: Sequence[float], ends: Sequence[float]) ->
     for operation, start, end in zip(schedule.operations, starts, ends, strict=True):
         busy[operation.resource] += end - start
     return {resource: busy[resource] for resource in _RESOURCES}
-
-
-def _covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Seconds that lie in at least one of the spans."""
-    covered, reached = 0.0, 0.0
-    for start, end in sorted(spans):
-        covered += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return covered
 
 
 def _peaks(schedule: Schedule, order: Sequence[int]) -> dict[Tier, int]:

@@ -1,6 +1,6 @@
 """What the executor recorded of a step: one event per operation, and the words for its resources."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -91,6 +91,16 @@ def operation_name(event: OperationEvent, unit_names: Sequence[str]) -> str:
     if event.chunk is not None:
         words += f" · chunk {event.chunk}"
     return words
+
+
+def union_seconds(spans: Iterable[tuple[float, float]]) -> float:
+    """Seconds that lie in at least one of some spans (start, end)."""
+    covered, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        if end > reached:
+            covered += end - max(start, reached)
+            reached = end
+    return covered
 
 
 def assign_lanes(intervals: Sequence[tuple[float, float]]) -> list[int]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from greedysnake.report.events import RESOURCES, OperationEvent
+from greedysnake.report.events import RESOURCES, OperationEvent, union_seconds
 from greedysnake.report.run_files import TracedStep, mapping, number
 
 Step = Mapping[str, Any]
@@ -158,11 +158,7 @@ def times_by_kind(traced: TracedStep) -> list[KindTime]:
 
 def covered_seconds(events: Iterable[OperationEvent]) -> float:
     """Wall time in which at least one of ``events`` ran."""
-    covered, reached = 0.0, float("-inf")
-    for start, end in sorted((event.start_s, event.end_s) for event in events):
-        covered += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return covered
+    return union_seconds((event.start_s, event.end_s) for event in events)
 
 
 def longest_waits(traced: TracedStep, resource: str, count: int) -> list[Wait]:

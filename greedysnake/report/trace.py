@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from greedysnake.report.events import RESOURCES, OperationEvent, assign_lanes, operation_name, unit_name
+from greedysnake.report.events import RESOURCES, OperationEvent, assign_lanes, operation_name, union_seconds, unit_name
 from greedysnake.report.memory import TierMemory, counter_samples
 from greedysnake.report.metrics import write_json_atomic
 
@@ -83,17 +83,7 @@ def busy_shares(events: Iterable[OperationEvent], seconds: float) -> dict[str, f
     intervals: dict[str, list[tuple[float, float]]] = {resource: [] for resource in RESOURCES}
     for event in events:
         intervals[event.resource].append((event.start_s, event.end_s))
-    return {resource: min(1.0, _covered(spans) / seconds) for resource, spans in intervals.items()}
-
-
-def _covered(spans: Sequence[tuple[float, float]]) -> float:
-    """The length of the union of ``spans``."""
-    covered, reached = 0.0, float("-inf")
-    for start, end in sorted(spans):
-        if end > reached:
-            covered += end - max(start, reached)
-            reached = end
-    return covered
+    return {resource: min(1.0, union_seconds(spans) / seconds) for resource, spans in intervals.items()}
 
 
 def _slice(name: str, category: str, start_s: float, end_s: float, args: Mapping[str, Any]) -> dict[str, Any]:

@@ -75,11 +75,18 @@ def demo(
 def _print_summary(summary: dict[str, Any], run: Path, *, as_json: bool) -> None:
     """How a run ended, in a few lines; a run that was broken off ends the program with 130."""
     from greedysnake.cli.training import BROKEN_OFF
-    from greedysnake.report.evaluations import EARLY_STOPPING
 
     if as_json:
         typer.echo(json.dumps(summary))
-        return
+    else:
+        _describe_ending(summary, run)
+    if summary["stopped_by"] == BROKEN_OFF:
+        raise typer.Exit(130)
+
+
+def _describe_ending(summary: dict[str, Any], run: Path) -> None:
+    from greedysnake.report.evaluations import EARLY_STOPPING
+
     console = Console(soft_wrap=True, highlight=False)
     if summary["last_loss"] is None:
         console.print(f"No step changed the weights; see {run}.")
@@ -99,5 +106,3 @@ def _print_summary(summary: dict[str, Any], run: Path, *, as_json: bool) -> None
         )
     best = "" if summary["best_model"] is None else f" (with --best: as of step {summary['best_model']['step']})"
     console.print(f"Next: {again}greedysnake report {run}, greedysnake export {run} OUT{best}")
-    if stopped_by == BROKEN_OFF:
-        raise typer.Exit(130)
