@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from greedysnake.cli.app import app
 from greedysnake.cli.planning import parse_count
 from greedysnake.errors import ConfigError, GreedySnakeError
-from greedysnake.plan.hardware import load_hardware
+from greedysnake.plan.hardware import load_hardware, save_hardware
 
 SETTINGS = """
 run: {run}
@@ -55,6 +55,8 @@ def test_a_plan_of_a_runs_settings_keeps_what_they_fix(settings):
     assert found["host_memory"]["limit_bytes"] == 3 * 2**30
     assert found["choices"]["resident_weights"] == 0.0  # the settings' default
     assert found["budget"]["steps"] == pytest.approx(1e6 / 192)
+    assert found["budget"]["tokens_per_parameter"] == pytest.approx(1e6 / found["parameters"])
+    assert found["budget"]["best_tokens"] == 20 * found["parameters"]
     assert found["step_seconds"] >= found["roofline"]["step_seconds"]
 
 
@@ -79,6 +81,23 @@ def test_the_command_line_goes_before_the_settings(settings):
     assert found["batch"]["sequences"] == 4
     assert found["choices"]["delayed_share"] == 0.5
     assert found["choices"]["wait_for_norm"] is False
+
+
+def test_energy_needs_a_wattage_which_may_be_given(settings, tmp_path):
+    machine = tmp_path / "machine.json"
+    save_hardware(load_hardware("laptop-cpu-24gb").model_copy(update={"watts": None}), machine)
+    arguments = ["plan", str(settings), "--hardware", str(machine), "--tokens", "1M", "--json"]
+    assert json.loads(run(*arguments))["budget"]["kilowatt_hours"] is None
+    budget = json.loads(run(*arguments, "--watts", "250"))["budget"]
+    assert budget["kilowatt_hours"] == pytest.approx(0.25 * 24 * budget["days"])
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate"])
+def test_settings_are_planned_for_no_machine_that_nobody_named(settings, command):
+    with pytest.raises(ConfigError, match=r"--hardware: missing.*greedysnake probe --storage FOLDER.*laptop-cpu-24gb"):
+        run(command, str(settings))
+    named = json.loads(run(command, str(settings), "engine.hardware=laptop-cpu-24gb", "--json"))
+    assert named["machine"] == load_hardware("laptop-cpu-24gb").name
 
 
 def test_the_roofline_is_drawn(settings, tmp_path):
@@ -132,6 +151,8 @@ def test_other_states_move_other_bytes_a_parameter(order, option, each):
         (["plan", "gpt-30b", "training.steps=3"], "only a file of settings"),
         (["plan", "gpt-30b", "--hardware", "abacus"], "neither a file nor a known machine"),
         (["plan", "gpt-30b", "--tokens", "many"], "needs a number above 0"),
+        (["plan", "gpt-30b", "--watts", "0"], "--watts: found 0; needs a number above 0"),
+        (["plan", "gpt-30b", "--watts", "nan"], "--watts: found nan; needs a number above 0"),
         (["plan", "gpt-175b", "--hardware", "rtx4090-desktop", "--sequences", "1"], "device memory: needs at least"),
         (["simulate", "gpt-30b", "--schedule", "diagonal"], "needs one of horizontal, vertical"),
     ],

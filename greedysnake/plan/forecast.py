@@ -42,6 +42,9 @@ class Budget:
 
     Attributes:
         tokens, steps: of the whole run.
+        tokens_per_parameter: of the model.
+        best_tokens: that make the best of a budget of computation, CHINCHILLA_TOKENS a parameter; None for a model that
+            is trained in part, of which that rule (arXiv 2203.15556) says nothing.
         days: of training.
         kilowatt_hours: of energy; None where the profile has no watts.
         written_bytes: to the disks, snapshots included.
@@ -50,6 +53,8 @@ class Budget:
 
     tokens: float
     steps: float
+    tokens_per_parameter: float
+    best_tokens: float | None
     days: float
     kilowatt_hours: float | None
     written_bytes: float
@@ -95,6 +100,17 @@ class Forecast:
         whole = ("compute", "disk", "h2d", "d2h", "cpu")
         return max(whole, key=lambda name: self.busy[name])
 
+    @property
+    def best_tokens(self) -> float | None:
+        """Tokens that make the best of a budget of computation with a model of this size (arXiv 2203.15556).
+
+        None for one that is trained in part: the rule is of models that are trained whole.
+        """
+        workload = self.query.workload
+        if any(part.frozen_bytes for part in workload.parts):
+            return None
+        return CHINCHILLA_TOKENS * workload.parameters
+
     def budget(self, tokens: float) -> Budget:
         """What training on ``tokens`` takes."""
         machine = self.query.hardware
@@ -106,6 +122,8 @@ class Forecast:
         return Budget(
             tokens=tokens,
             steps=steps,
+            tokens_per_parameter=tokens / self.query.workload.parameters,
+            best_tokens=self.best_tokens,
             days=seconds / DAY_SECONDS,
             kilowatt_hours=None if machine.watts is None else machine.watts * seconds / 3.6e6,
             written_bytes=written,
@@ -116,7 +134,7 @@ class Forecast:
         """The forecast as plain data; rates in bytes or tokens per second.
 
         Args:
-            tokens: a budget to add.
+            tokens: to train on; None: the best for the model's size, if it is trained whole.
         """
         case, step, limits = self.candidate.case, self.candidate.step, self.query.limits
         found: dict[str, Any] = {
@@ -155,8 +173,9 @@ class Forecast:
             "disk": _tier(self.needs.disk, limits.disk),
             "would_help": [asdict(help_) for help_ in self.helps],
         }
-        if tokens is not None:
-            found["budget"] = asdict(self.budget(tokens))
+        wanted = tokens or self.best_tokens
+        if wanted is not None:
+            found["budget"] = asdict(self.budget(wanted))
         return found
 
 
