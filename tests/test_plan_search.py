@@ -21,7 +21,7 @@ from greedysnake.plan.presets import MODEL_PRESETS
 from greedysnake.plan.program import phase_work
 from greedysnake.plan.query import Candidate, Case, PlanQuery, fits, simulate_case
 from greedysnake.plan.random_cases import random_case
-from greedysnake.plan.search import search
+from greedysnake.plan.search import batches, search
 from greedysnake.plan.step_costs import least_seconds, least_shared
 from greedysnake.schedule import BUILDERS, Choices, Kind, Resource, Tier
 
@@ -324,6 +324,16 @@ def test_what_does_not_fit_says_what_is_short_and_by_how_much(changes, error, pa
 def test_a_batch_that_cannot_be_cut_is_refused():
     with pytest.raises(ConfigError, match="7 sequences a step do not divide"):
         search(query(sequences=7, rows=2))
+
+
+def test_sequences_are_cut_into_as_many_micro_batches_as_are_given():
+    """However long these get: 100 in one is more than the search tries by itself."""
+    asked = query(sequences=100, micro_batches=1)
+    assert list(batches(asked)) == [BatchShape(micro_batches=1, rows=100, tokens=1024)]
+    with pytest.raises(ConfigError, match="100 sequences a step do not divide into 3 micro-batches"):
+        search(query(sequences=100, micro_batches=3))
+    with pytest.raises(ConfigError, match="3 sequences a step do not divide into 4 micro-batches"):
+        search(query(sequences=3, micro_batches=4))
 
 
 def test_help_names_the_bottleneck_first():
