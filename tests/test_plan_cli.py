@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from greedysnake.cli.app import app
-from greedysnake.cli.planning import parse_count
+from greedysnake.cli.planning import make_query, parse_count
 from greedysnake.errors import ConfigError, GreedySnakeError
 from greedysnake.plan.hardware import load_hardware, save_hardware
+from greedysnake.plan.roofline import roofline_points
 
 SETTINGS = """
 run: {run}
@@ -100,11 +102,16 @@ def test_settings_are_planned_for_no_machine_that_nobody_named(settings, command
     assert named["machine"] == load_hardware("laptop-cpu-24gb").name
 
 
-def test_the_roofline_is_drawn(settings, tmp_path):
+def test_the_roofline_is_drawn_and_its_points_are_in_the_json(settings, tmp_path):
     picture = tmp_path / "roofline.png"
-    run("plan", str(settings), "--hardware", "rtx4090-desktop", "--roofline", str(picture))
+    arguments = ["plan", str(settings), "--hardware", "rtx4090-desktop", "--roofline", str(picture), "--json"]
+    points = json.loads(run(*arguments))["roofline_points"]
     with Image.open(picture) as image:
         assert min(image.size) > 500
+    query = make_query(str(settings), "rtx4090-desktop", {}, [])
+    assert points == [asdict(point) for point in roofline_points(query, rows=2)]
+    assert [point["sequences"] for point in points] == [2, 4, 8, 16, 32, 64, 128]
+    assert all(0 < point["ours"] <= point["ideal"] * (1 + 1e-9) for point in points)
 
 
 def test_a_step_is_simulated_with_choices_made_by_hand_and_drawn(settings, tmp_path):

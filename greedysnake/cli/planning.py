@@ -17,6 +17,7 @@ from greedysnake.plan.forecast import CHINCHILLA_TOKENS, SHOWN_RESOURCES, Foreca
 from greedysnake.plan.hardware import Hardware, load_hardware, profile_names
 from greedysnake.plan.presets import MODEL_PRESETS
 from greedysnake.plan.query import PlanQuery
+from greedysnake.plan.roofline import roofline_points
 from greedysnake.plan.snapshots import DEFAULT_SNAPSHOT_STEPS
 from greedysnake.report.wording import moved, percent, rate, seconds
 from greedysnake.schedule import Choices, Tier
@@ -167,9 +168,10 @@ def run_plan(
         query = replace(query, hardware=query.hardware.model_copy(update={"watts": watts}))
     found = forecast(query)
     if picture is not None:
-        from greedysnake.plan.pictures import draw_roofline, roofline_points  # here, as matplotlib takes long to load
+        from greedysnake.plan.pictures import draw_roofline  # here, as matplotlib takes long to load
 
-        draw_roofline(query, roofline_points(query, found.candidate.case.batch.rows), picture)
+        found = replace(found, points=tuple(roofline_points(query, found.candidate.case.batch.rows)))
+        draw_roofline(query, found.points, picture)
     return found
 
 
@@ -259,7 +261,7 @@ def _budget_lines(found: Forecast, tokens: float | None) -> list[str]:
         lines[0] += f"; that many are {CHINCHILLA_TOKENS} a parameter (Chinchilla), choose with --tokens"
     elif budget.best_tokens is not None:
         lines.append(
-            f"that is {budget.tokens_per_parameter:.3g} tokens a parameter; about {CHINCHILLA_TOKENS} make the best of a "
-            f"budget of computation (Chinchilla)"
+            f"that is {budget.tokens_per_parameter:.3g} tokens a parameter; about {CHINCHILLA_TOKENS} make the best of "
+            f"a budget of computation (Chinchilla)"
         )
     return lines

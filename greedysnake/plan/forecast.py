@@ -9,6 +9,7 @@ from greedysnake.plan.hardware import ComputeRates, Disk, Hardware
 from greedysnake.plan.memory import Needs
 from greedysnake.plan.placer import Placer
 from greedysnake.plan.query import Build, Candidate, Case, PlanQuery, builder, simulate_plain, with_snapshots
+from greedysnake.plan.roofline import RooflinePoint
 from greedysnake.plan.search import compute_roof, search
 from greedysnake.plan.step_costs import measured_times
 from greedysnake.schedule import Tier
@@ -72,6 +73,7 @@ class Forecast:
         measured: whether computation's times were measured with this model's own units.
         compute_roof: tokens per second if a step were computation and nothing else.
         helps: what would make it faster, most first.
+        points: of the roofline, if they were asked for.
     """
 
     query: PlanQuery
@@ -80,6 +82,7 @@ class Forecast:
     measured: bool
     compute_roof: float
     helps: tuple[Help, ...] = ()
+    points: tuple[RooflinePoint, ...] = ()
 
     @property
     def tokens_per_step(self) -> int:
@@ -173,6 +176,8 @@ class Forecast:
             "disk": _tier(self.needs.disk, limits.disk),
             "would_help": [asdict(help_) for help_ in self.helps],
         }
+        if self.points:
+            found["roofline_points"] = [asdict(point) for point in self.points]
         wanted = tokens or self.best_tokens
         if wanted is not None:
             found["budget"] = asdict(self.budget(wanted))

@@ -30,7 +30,9 @@ def plan(
     clipping: Annotated[
         bool | None, typer.Option("--clipping/--no-clipping", help="Whether the gradient's norm is limited.")
     ] = None,
-    roofline: Annotated[Path | None, typer.Option(help="Picture to write: tokens/s against the batch.")] = None,
+    roofline: Annotated[
+        Path | None, typer.Option(help="Picture to write: tokens/s against the batch; --json has its points.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the forecast as JSON, and nothing else.")] = False,
 ) -> None:
     """Predict a run before it starts: speed, memory, disk, days, and what limits it."""
@@ -46,9 +48,7 @@ def plan(
         from greedysnake.cli.planning import parse_count, print_forecast, run_plan
 
         budget = None if tokens is None else parse_count(tokens)
-        found = run_plan(
-            model, machine=hardware, fixed=fixed, overrides=overrides or [], picture=roofline, watts=watts
-        )
+        found = run_plan(model, machine=hardware, fixed=fixed, overrides=overrides or [], picture=roofline, watts=watts)
     if as_json:
         typer.echo(json.dumps(found.as_json(budget)))
         return
