@@ -346,6 +346,36 @@ def test_help_names_the_bottleneck_first():
     assert what_would_help(fast, search(fast))[0].change == "computation twice as fast"
 
 
+def test_help_tries_a_larger_batch_where_one_was_given():
+    """With slow disks a step of one micro-batch and one of two take about as long."""
+    change, slow = (
+        "twice the micro-batches (another batch size for training)",
+        query(MACHINES["slow disk"], sequences=2),
+    )
+    plan = plan_for("slow disk", 2)
+    last = what_would_help(slow, plan)[-1]
+    assert last.change == change
+    assert 1.8 < last.speedup <= 2
+    planned = plan_for("slow disk", 4).tokens_per_second / plan.tokens_per_second
+    assert 0.9 * planned <= last.speedup
+    free = replace(slow, sequences=None)
+    assert change not in [help_.change for help_ in what_would_help(free, plan)]
+    saturated = query(sequences=64)
+    assert change not in [help_.change for help_ in what_would_help(saturated, search(saturated))]
+
+
+def test_help_tries_more_device_memory():
+    """Where computation limits a step, it keeps more activations, and recomputes fewer."""
+    rates = {"bfloat16": {"matrix": 1e12, "forward": 1, "backward": 1, "head": 1}}
+    asked = query(machine(compute=rates), sequences=4)
+    plan = search(asked)
+    (found,) = (help_ for help_ in what_would_help(asked, plan) if help_.change == "twice the device memory")
+    larger = search(query(machine(compute=rates, device_memory=6 * GIB), sequences=4))
+    assert 1.05 < found.speedup <= 1.01 * larger.tokens_per_second / plan.tokens_per_second
+    on_cpu = what_would_help(query(MACHINES["cpu"], sequences=2), plan_for("cpu", 2))
+    assert "twice the device memory" not in [help_.change for help_ in on_cpu]
+
+
 def test_a_budget_is_days_energy_and_wear():
     found = describe(query(sequences=6), plan_for("accelerator", 6))
     budget = found.budget(1e9)
