@@ -36,6 +36,9 @@ engine: {{host_memory: 3GiB}}
 """
 
 
+IN_ANOTHER_ORDER = ["simulate", "gpt-30b", "--micro-batches", "1", "--schedule"]
+
+
 @pytest.fixture
 def settings(tmp_path: Path) -> Path:
     path = tmp_path / "run.yaml"
@@ -151,6 +154,19 @@ def test_other_states_move_other_bytes_a_parameter(order, option, each):
     assert moved == pytest.approx(each * 30e9, rel=0.02)
 
 
+@pytest.mark.parametrize(("order", "each"), [("vertical", 24), ("zero-infinity", 18)])
+def test_a_simulated_step_says_what_the_disk_lacks(order, each, tmp_path):
+    """Twelve bytes a parameter in two slots; ZeRO-Infinity's two, twelve and four have one."""
+    large, full = load_hardware("a100-40gb"), tmp_path / "full.json"
+    small = large.disks[0].model_copy(update={"capacity": 10**11})
+    save_hardware(large.model_copy(update={"disks": (small, small)}), full)
+    arguments = [*IN_ANOTHER_ORDER, order, "--hardware"]
+    assert json.loads(run(*arguments, "a100-40gb", "--json"))["over_disk_bytes"] == 0
+    missing = json.loads(run(*arguments, str(full), "--json"))["over_disk_bytes"]
+    assert missing == pytest.approx(each * 30e9 - 2e11, rel=0.03)
+    assert "GiB of disk too much" in run(*arguments, str(full))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -162,6 +178,11 @@ def test_other_states_move_other_bytes_a_parameter(order, option, each):
         (["plan", "gpt-30b", "--watts", "nan"], "--watts: found nan; needs a number above 0"),
         (["plan", "gpt-175b", "--hardware", "rtx4090-desktop", "--sequences", "1"], "device memory: needs at least"),
         (["simulate", "gpt-30b", "--schedule", "diagonal"], "needs one of horizontal, vertical"),
+        (
+            [*IN_ANOTHER_ORDER, "zero-infinity", "--delayed-share", "0.5", "--resident-state", "0.1"],
+            "--delayed-share 0.5, --resident-state 0.1: found with --schedule zero-infinity",
+        ),
+        ([*IN_ANOTHER_ORDER, "zero-offload", "--resident-weights", "1"], "--resident-weights 1: found with"),
     ],
 )
 def test_a_mistake_is_one_message(arguments, message):

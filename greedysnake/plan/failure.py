@@ -107,6 +107,8 @@ def _remedy(query: PlanQuery, tier: Tier, batch: BatchShape) -> str:
         enough = bisect_left(rising, True, key=lacks)  # what a tier must hold grows with each of them
         if enough:
             changes.append(rising[enough - 1].words)
+    if len(changes) == 1:
+        changes.append("a smaller model")
     return f"What would help: {', or '.join(changes)}"
 
 
