@@ -56,8 +56,8 @@ def roofline_points(query: PlanQuery, rows: int, micro_batches: Sequence[int] = 
         points.append(
             RooflinePoint(
                 sequences=count * rows,
-                ours=best and best.tokens_per_second,
-                ideal=best and tokens / best.least_seconds,
+                ours=None if best is None else best.tokens_per_second,
+                ideal=None if best is None else tokens / best.least_seconds,
                 baseline=tokens / baseline_seconds(query, batch),
                 baseline_fits=baseline_room(query, batch) >= 0,
                 compute_roof=compute_roof(query, batch),
