@@ -16,9 +16,9 @@ import argparse
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.gpus import as_one_device
 from greedysnake.plan.hardware import load_hardware
-from greedysnake.plan.pictures import baseline_residents, baseline_seconds, best_of_few, on_other_machine
 from greedysnake.plan.presets import MODEL_PRESETS
 from greedysnake.plan.query import PlanQuery
+from greedysnake.plan.roofline import baseline_residents, baseline_seconds, best_of_few, on_other_machine
 from greedysnake.plan.search import compute_roof
 
 PUBLISHED = {("gpt-65b", 1): 1.96, ("gpt-65b", 4): 1.93, ("gpt-175b", 1): 2.53}
@@ -55,7 +55,8 @@ def line(query: PlanQuery, name: str, gpus: int, rows_each: int, host: float) ->
     """One line of the table."""
     rows = gpus * rows_each  # the GPUs' micro-batches are computed at the same time
     batches = [BatchShape(micro_batches=count // rows_each, rows=rows, tokens=query.tokens) for count in (16, 32, 64)]
-    ours = max(best_of_few(query, batch) or 0.0 for batch in batches)
+    found = [best for batch in batches if (best := best_of_few(query, batch)) is not None]
+    ours = max((best.tokens_per_second for best in found), default=0.0)
     few, more = (BatchShape(micro_batches=count, rows=rows, tokens=query.tokens) for count in (4, 8))
     gradients = 2 * query.workload.parameters
     resident = baseline_residents(query, more)

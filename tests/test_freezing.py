@@ -222,7 +222,7 @@ def test_the_planner_counts_what_is_frozen_as_the_engine_does(freeze):
 def test_a_simulated_step_moves_less_where_much_is_frozen(tmp_path, capsys):
     path, found = write_config(tmp_path), []
     for override in ["training.freeze=null", "training.freeze=[model.*]"]:
-        run_well("simulate", path, override, "--json")
+        run_well("simulate", path, override, "--hardware", "laptop-cpu-24gb", "--json")
         found.append(json.loads(capsys.readouterr().out))
     whole, head = found
     assert head["ssd_written_bytes"] < whole["ssd_written_bytes"] / 2

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from greedysnake.cli.app import app
-from greedysnake.cli.planning import parse_count
+from greedysnake.cli.planning import make_query, parse_count
 from greedysnake.errors import ConfigError, GreedySnakeError
-from greedysnake.plan.hardware import load_hardware
+from greedysnake.plan.hardware import load_hardware, save_hardware
+from greedysnake.plan.roofline import roofline_points
 
 SETTINGS = """
 run: {run}
@@ -32,6 +34,9 @@ training: {{steps: 2, micro_batches: 3, micro_batch_size: 2}}
 optimizer: {{lr: 1e-3}}
 engine: {{host_memory: 3GiB}}
 """
+
+
+IN_ANOTHER_ORDER = ["simulate", "gpt-30b", "--micro-batches", "1", "--schedule"]
 
 
 @pytest.fixture
@@ -55,6 +60,8 @@ def test_a_plan_of_a_runs_settings_keeps_what_they_fix(settings):
     assert found["host_memory"]["limit_bytes"] == 3 * 2**30
     assert found["choices"]["resident_weights"] == 0.0  # the settings' default
     assert found["budget"]["steps"] == pytest.approx(1e6 / 192)
+    assert found["budget"]["tokens_per_parameter"] == pytest.approx(1e6 / found["parameters"])
+    assert found["budget"]["best_tokens"] == 20 * found["parameters"]
     assert found["step_seconds"] >= found["roofline"]["step_seconds"]
 
 
@@ -81,11 +88,33 @@ def test_the_command_line_goes_before_the_settings(settings):
     assert found["choices"]["wait_for_norm"] is False
 
 
-def test_the_roofline_is_drawn(settings, tmp_path):
+def test_energy_needs_a_wattage_which_may_be_given(settings, tmp_path):
+    machine = tmp_path / "machine.json"
+    save_hardware(load_hardware("laptop-cpu-24gb").model_copy(update={"watts": None}), machine)
+    arguments = ["plan", str(settings), "--hardware", str(machine), "--tokens", "1M", "--json"]
+    assert json.loads(run(*arguments))["budget"]["kilowatt_hours"] is None
+    budget = json.loads(run(*arguments, "--watts", "250"))["budget"]
+    assert budget["kilowatt_hours"] == pytest.approx(0.25 * 24 * budget["days"])
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate"])
+def test_settings_are_planned_for_no_machine_that_nobody_named(settings, command):
+    with pytest.raises(ConfigError, match=r"--hardware: missing.*greedysnake probe --storage FOLDER.*laptop-cpu-24gb"):
+        run(command, str(settings))
+    named = json.loads(run(command, str(settings), "engine.hardware=laptop-cpu-24gb", "--json"))
+    assert named["machine"] == load_hardware("laptop-cpu-24gb").name
+
+
+def test_the_roofline_is_drawn_and_its_points_are_in_the_json(settings, tmp_path):
     picture = tmp_path / "roofline.png"
-    run("plan", str(settings), "--hardware", "rtx4090-desktop", "--roofline", str(picture))
+    arguments = ["plan", str(settings), "--hardware", "rtx4090-desktop", "--roofline", str(picture), "--json"]
+    points = json.loads(run(*arguments))["roofline_points"]
     with Image.open(picture) as image:
         assert min(image.size) > 500
+    query = make_query(str(settings), "rtx4090-desktop", {}, [])
+    assert points == [asdict(point) for point in roofline_points(query, rows=2)]
+    assert [point["sequences"] for point in points] == [2, 4, 8, 16, 32, 64, 128]
+    assert all(0 < point["ours"] <= point["ideal"] * (1 + 1e-9) for point in points)
 
 
 def test_a_step_is_simulated_with_choices_made_by_hand_and_drawn(settings, tmp_path):
@@ -125,6 +154,19 @@ def test_other_states_move_other_bytes_a_parameter(order, option, each):
     assert moved == pytest.approx(each * 30e9, rel=0.02)
 
 
+@pytest.mark.parametrize(("order", "each"), [("vertical", 24), ("zero-infinity", 18)])
+def test_a_simulated_step_says_what_the_disk_lacks(order, each, tmp_path):
+    """Twelve bytes a parameter in two slots; ZeRO-Infinity's two, twelve and four have one."""
+    large, full = load_hardware("a100-40gb"), tmp_path / "full.json"
+    small = large.disks[0].model_copy(update={"capacity": 10**11})
+    save_hardware(large.model_copy(update={"disks": (small, small)}), full)
+    arguments = [*IN_ANOTHER_ORDER, order, "--hardware"]
+    assert json.loads(run(*arguments, "a100-40gb", "--json"))["over_disk_bytes"] == 0
+    missing = json.loads(run(*arguments, str(full), "--json"))["over_disk_bytes"]
+    assert missing == pytest.approx(each * 30e9 - 2e11, rel=0.03)
+    assert "GiB of disk too much" in run(*arguments, str(full))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -132,8 +174,15 @@ def test_other_states_move_other_bytes_a_parameter(order, option, each):
         (["plan", "gpt-30b", "training.steps=3"], "only a file of settings"),
         (["plan", "gpt-30b", "--hardware", "abacus"], "neither a file nor a known machine"),
         (["plan", "gpt-30b", "--tokens", "many"], "needs a number above 0"),
+        (["plan", "gpt-30b", "--watts", "0"], "--watts: found 0; needs a number above 0"),
+        (["plan", "gpt-30b", "--watts", "nan"], "--watts: found nan; needs a number above 0"),
         (["plan", "gpt-175b", "--hardware", "rtx4090-desktop", "--sequences", "1"], "device memory: needs at least"),
         (["simulate", "gpt-30b", "--schedule", "diagonal"], "needs one of horizontal, vertical"),
+        (
+            [*IN_ANOTHER_ORDER, "zero-infinity", "--delayed-share", "0.5", "--resident-state", "0.1"],
+            "--delayed-share 0.5, --resident-state 0.1: found with --schedule zero-infinity",
+        ),
+        ([*IN_ANOTHER_ORDER, "zero-offload", "--resident-weights", "1"], "--resident-weights 1: found with"),
     ],
 )
 def test_a_mistake_is_one_message(arguments, message):

@@ -8,7 +8,7 @@ from test_plan_search import GIB, MACHINES, SMALL, machine, query
 from greedysnake.errors import ConfigError
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.gpus import as_one_device
-from greedysnake.plan.pictures import baseline_seconds
+from greedysnake.plan.roofline import baseline_seconds
 from greedysnake.plan.search import search
 
 ROOMY = machine(device_memory=8 * GIB)

@@ -22,7 +22,7 @@ from greedysnake.plan.program import phase_work
 from greedysnake.plan.query import Candidate, Case, PlanQuery, fits, simulate_case
 from greedysnake.plan.random_cases import random_case
 from greedysnake.plan.request import PlanRequest
-from greedysnake.plan.search import search
+from greedysnake.plan.search import batches, search
 from greedysnake.plan.step_costs import least_seconds, least_shared
 from greedysnake.schedule import BUILDERS, Choices, Kind, Resource, Tier
 
@@ -327,6 +327,16 @@ def test_a_batch_that_cannot_be_cut_is_refused():
         search(query(sequences=7, rows=2))
 
 
+def test_sequences_are_cut_into_as_many_micro_batches_as_are_given():
+    """However long these get: 100 in one is more than the search tries by itself."""
+    asked = query(sequences=100, micro_batches=1)
+    assert list(batches(asked)) == [BatchShape(micro_batches=1, rows=100, tokens=1024)]
+    with pytest.raises(ConfigError, match="100 sequences a step do not divide into 3 micro-batches"):
+        search(query(sequences=100, micro_batches=3))
+    with pytest.raises(ConfigError, match="3 sequences a step do not divide into 4 micro-batches"):
+        search(query(sequences=3, micro_batches=4))
+
+
 def test_help_names_the_bottleneck_first():
     slow = query(MACHINES["slow disk"], sequences=2)
     helps = what_would_help(slow, plan_for("slow disk", 2))
@@ -335,6 +345,36 @@ def test_help_names_the_bottleneck_first():
     assert 1.3 < by_change["disks twice as fast"] <= 2.05
     fast = query(machine(compute={"bfloat16": {"matrix": 1e12, "forward": 1, "backward": 1, "head": 1}}), sequences=4)
     assert what_would_help(fast, search(fast))[0].change == "computation twice as fast"
+
+
+def test_help_tries_a_larger_batch_where_one_was_given():
+    """With slow disks a step of one micro-batch and one of two take about as long."""
+    change, slow = (
+        "twice the micro-batches (another batch size for training)",
+        query(MACHINES["slow disk"], sequences=2),
+    )
+    plan = plan_for("slow disk", 2)
+    last = what_would_help(slow, plan)[-1]
+    assert last.change == change
+    assert 1.8 < last.speedup <= 2
+    planned = plan_for("slow disk", 4).tokens_per_second / plan.tokens_per_second
+    assert 0.9 * planned <= last.speedup
+    free = replace(slow, sequences=None)
+    assert change not in [help_.change for help_ in what_would_help(free, plan)]
+    saturated = query(sequences=64)
+    assert change not in [help_.change for help_ in what_would_help(saturated, search(saturated))]
+
+
+def test_help_tries_more_device_memory():
+    """Where computation limits a step, it keeps more activations, and recomputes fewer."""
+    rates = {"bfloat16": {"matrix": 1e12, "forward": 1, "backward": 1, "head": 1}}
+    asked = query(machine(compute=rates), sequences=4)
+    plan = search(asked)
+    (found,) = (help_ for help_ in what_would_help(asked, plan) if help_.change == "twice the device memory")
+    larger = search(query(machine(compute=rates, device_memory=6 * GIB), sequences=4))
+    assert 1.05 < found.speedup <= 1.01 * larger.tokens_per_second / plan.tokens_per_second
+    on_cpu = what_would_help(query(MACHINES["cpu"], sequences=2), plan_for("cpu", 2))
+    assert "twice the device memory" not in [help_.change for help_ in on_cpu]
 
 
 def test_a_budget_is_days_energy_and_wear():

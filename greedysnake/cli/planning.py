@@ -1,5 +1,6 @@
 """What ``greedysnake plan`` and ``greedysnake simulate`` do: a question, and its answer in words."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,15 +14,17 @@ from greedysnake.config import RunConfig, load_config
 from greedysnake.errors import ConfigError
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.forecast import CHINCHILLA_TOKENS, SHOWN_RESOURCES, Forecast, forecast, where
-from greedysnake.plan.hardware import Hardware, load_hardware
+from greedysnake.plan.hardware import Hardware, load_hardware, profile_names
 from greedysnake.plan.presets import MODEL_PRESETS
 from greedysnake.plan.query import PlanQuery
+from greedysnake.plan.roofline import roofline_points
 from greedysnake.plan.snapshots import DEFAULT_SNAPSHOT_STEPS
 from greedysnake.report.wording import moved, percent, rate, seconds
 from greedysnake.schedule import Choices, Tier
 from greedysnake.units import format_bytes
 
 DEFAULT_MACHINE = "a100-40gb"
+"""For a preset, whose published figures are of such a machine."""
 
 
 def parse_count(text: str) -> float:
@@ -44,7 +47,8 @@ def make_query(model: str, machine: str | None, fixed: dict[str, Any], overrides
 
     Args:
         model: name of a preset, or a YAML file of settings.
-        machine: file of its figures or name of a profile; None: the one of the settings, else DEFAULT_MACHINE.
+        machine: file of its figures or name of a profile; None: the one of the settings, or for a preset
+            DEFAULT_MACHINE.
         fixed: fields of the query given on the command line; None leaves a field as the settings have it.
         overrides: ``key=value`` for a file of settings.
 
@@ -69,7 +73,13 @@ def make_query(model: str, machine: str | None, fixed: dict[str, Any], overrides
         known = ", ".join(MODEL_PRESETS)
         raise ConfigError(f"{model}: neither a file of settings nor a known model; known are {known}")
     settings = load_config(path, overrides)
-    query = _query_of(settings, load_hardware(machine or settings.engine.hardware or DEFAULT_MACHINE))
+    named = machine or settings.engine.hardware
+    if named is None:
+        raise ConfigError(
+            f"--hardware: missing, and {model} has no engine.hardware; needs a file that greedysnake probe --storage "
+            f"FOLDER wrote on the machine, or one of {', '.join(profile_names())}"
+        )
+    query = _query_of(settings, load_hardware(named))
     if "sequences" in given:
         query = replace(query, micro_batches=None, rows=None)
     elif {"micro_batches", "rows"} & given.keys():
@@ -134,8 +144,14 @@ def run_plan(
     fixed: dict[str, Any],
     overrides: Sequence[str],
     picture: Path | None,
+    watts: float | None = None,
 ) -> Forecast:
     """Answer the question, and draw the roofline if a path is given.
+
+    Args:
+        model, machine, fixed, overrides: as :func:`make_query` takes them.
+        picture: of the roofline.
+        watts: power of the whole machine while it trains; None: as its figures say, if they do.
 
     Raises:
         GreedySnakeError: it has no answer; the message says why.
@@ -146,11 +162,16 @@ def run_plan(
             f"engine.schedule: found {query.schedule}; the planner places vertical steps only. greedysnake simulate "
             f"shows what a horizontal one would take"
         )
+    if watts is not None:
+        if not 0 < watts < math.inf:
+            raise ConfigError(f"--watts: found {watts:g}; needs a number above 0")
+        query = replace(query, hardware=query.hardware.model_copy(update={"watts": watts}))
     found = forecast(query)
     if picture is not None:
-        from greedysnake.plan.pictures import draw_roofline, roofline_points  # here, as matplotlib takes long to load
+        from greedysnake.plan.pictures import draw_roofline  # here, as matplotlib takes long to load
 
-        draw_roofline(query, roofline_points(query, found.candidate.case.batch.rows), picture)
+        found = replace(found, points=tuple(roofline_points(query, found.candidate.case.batch.rows)))
+        draw_roofline(query, found.points, picture)
     return found
 
 
@@ -226,11 +247,10 @@ def _count(tokens: float) -> str:
 
 def _budget_lines(found: Forecast, tokens: float | None) -> list[str]:
     """Days, energy and wear for a budget, or for what the model's size suggests."""
-    parts = found.query.workload.parts
-    in_part = any(part.frozen_bytes for part in parts)  # the rule is of models that are trained whole
-    if in_part and tokens is None:
+    wanted = tokens or found.best_tokens
+    if wanted is None:
         return ["How many days that is depends on the tokens to train on: --tokens 20M"]
-    budget = found.budget(tokens or CHINCHILLA_TOKENS * found.query.workload.parameters)
+    budget = found.budget(wanted)
     lines = [
         f"[bold]{_count(budget.tokens)} tokens[/]: {budget.steps:,.0f} steps, [bold]{budget.days:,.1f} days[/]"
         + ("" if budget.kilowatt_hours is None else f", {budget.kilowatt_hours:,.0f} kWh")
@@ -239,9 +259,9 @@ def _budget_lines(found: Forecast, tokens: float | None) -> list[str]:
     ]
     if tokens is None:
         lines[0] += f"; that many are {CHINCHILLA_TOKENS} a parameter (Chinchilla), choose with --tokens"
-    elif not in_part:
+    elif budget.best_tokens is not None:
         lines.append(
-            f"that is {tokens / found.query.workload.parameters:.3g} tokens a parameter; about {CHINCHILLA_TOKENS} "
-            f"make the best of a budget of computation (Chinchilla)"
+            f"that is {budget.tokens_per_parameter:.3g} tokens a parameter; about {CHINCHILLA_TOKENS} make the best of "
+            f"a budget of computation (Chinchilla)"
         )
     return lines

@@ -6,7 +6,7 @@ from typing import Any
 
 from greedysnake.cli.planning import make_query
 from greedysnake.errors import GreedySnakeError
-from greedysnake.plan.given import GivenStep, simulate_given
+from greedysnake.plan.given import GivenStep, refuse_options, simulate_given
 from greedysnake.report.pictures import draw_timeline
 
 
@@ -18,6 +18,7 @@ def run_simulation(
     Raises:
         GreedySnakeError: the question has no answer, or the picture cannot be written.
     """
+    refuse_options(fixed.get("schedule"), fixed)
     query = make_query(model, machine, fixed, overrides)
     found = simulate_given(query)
     if timeline is not None:

@@ -1,7 +1,8 @@
 """Why no plan fits: which limit fails, by how much, and what would help."""
 
-from collections.abc import Iterable
-from dataclasses import replace
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from greedysnake.errors import ConfigError, GreedySnakeError, MemoryBudgetError, StorageError
 from greedysnake.plan.activations import BatchShape
@@ -10,32 +11,28 @@ from greedysnake.plan.slots import NARROW, with_slots
 from greedysnake.schedule import Choices, Tier
 from greedysnake.units import format_bytes
 
+_SHORTEST = 128
+"""Tokens of the shortest sequences that are proposed, and the steps in which longer ones are."""
 _NAMES = {Tier.HOST: "host memory", Tier.DEVICE: "device memory", Tier.SSD: "disk"}
 
 
 def nothing_fits(query: PlanQuery, batches: Iterable[BatchShape]) -> GreedySnakeError:
-    """The error for a query without a plan, told by the least demanding one.
+    """The error for a query without a plan, told by the least demanding one, which does not fit.
 
     Args:
         query: what was asked.
         batches: that were tried.
     """
-    batch = min(batches, key=lambda batch: (batch.rows, batch.micro_batches), default=None)
-    if batch is None:
+    case = least_case(query, batches)
+    if case is None:
         count = f"{query.micro_batches} " if query.micro_batches else ""
         each = f" of {query.rows}" if query.rows else ""
         return ConfigError(
             f"{query.sequences} sequences a step do not divide into {count}micro-batches{each}; leave one of these to "
             f"the plan"
         )
-    case = _least(query, batch)
     needs = case.needs(query)
     short = over(needs, query.limits)
-    if not short:
-        return MemoryBudgetError(
-            f"{query.workload.name} fits on {query.hardware.name} in parts, but with what is given no division between "
-            f"memory and disk does. Leave more choices to the plan, or give it more of either"
-        )
     lines = []
     for tier, missing in short.items():
         purposes = needs.purposes(tier)
@@ -44,20 +41,33 @@ def nothing_fits(query: PlanQuery, batches: Iterable[BatchShape]) -> GreedySnake
         total = needs.total(tier)
         lines.append(
             f"{_NAMES[tier]}: needs at least {format_bytes(total)}, may use {format_bytes(total - missing)}, "
-            f"{format_bytes(missing)} short (most of it: {parts}). {_remedy(query, tier, batch)}"
+            f"{format_bytes(missing)} short (most of it: {parts}). {_remedy(query, tier, case.batch)}"
         )
     kind = StorageError if set(short) == {Tier.SSD} else MemoryBudgetError
     return kind("\n  ".join([f"{query.workload.name} does not fit on {query.hardware.name}", *lines]))
 
 
+def least_case(query: PlanQuery, batches: Iterable[BatchShape]) -> Case | None:
+    """The case that takes the least, of the smallest batch; None if there is no batch.
+
+    Args:
+        query: what was asked.
+        batches: that may be.
+    """
+    batch = min(batches, key=lambda batch: (batch.rows, batch.micro_batches), default=None)
+    return None if batch is None else _least(query, batch)
+
+
 def _least(query: PlanQuery, batch: BatchShape) -> Case:
     """The case that takes the least memory; of those, one that takes the least disk if memory allows."""
     alpha = query.delayed_share if query.delayed_share is not None else 0.0
+    on_device = query.boundaries_on_device or 0.0
     choices = Choices(
         delayed_share=alpha,
         wait_for_norm=query.waits_for_norm(alpha),
         separate_device=query.hardware.separate_device,
-        boundaries_on_ssd=1.0 if query.boundaries_on_ssd is None else query.boundaries_on_ssd,
+        boundaries_on_device=on_device,
+        boundaries_on_ssd=1 - on_device if query.boundaries_on_ssd is None else query.boundaries_on_ssd,
         kept_activations=query.kept_activations or 0.0,
         gradients=query.gradients or Tier.SSD,
         resident_weights=query.resident_weights or 0.0,
@@ -82,13 +92,62 @@ def _shortness(query: PlanQuery, case: Case) -> float:
 
 
 def _remedy(query: PlanQuery, tier: Tier, batch: BatchShape) -> str:
+    """What to change so that a tier has room; a smaller batch or unit only where that alone is enough."""
     if tier == Tier.SSD:
-        return "What would help: more disk, or a smaller model"
-    smaller = [f"sequences shorter than {batch.tokens} tokens"]
-    if batch.rows > 1:
-        smaller.append(f"fewer than {batch.rows} sequences a micro-batch")
-    if batch.micro_batches > 1:
-        smaller.append(f"fewer than {batch.micro_batches} micro-batches")
-    if (query.layers_per_unit or 1) > 1:
-        smaller.append("one layer a unit")
-    return f"What would help: more {tier} memory, or {', '.join(smaller)}"
+        one_slot = replace(query, second_slot=False)
+        least = format_bytes(_least(one_slot, batch).needs(one_slot).total(tier))
+        slot = f", engine.second_slot: false, with which it needs {least} (a killed run cannot then be resumed)"
+        return f"What would help: more disk{slot if query.second_slot else ''}, or a smaller model"
+
+    def lacks(other: _Smaller) -> bool:
+        return tier in over(_least(other.query, other.batch).needs(other.query), query.limits)
+
+    changes = [f"more {tier} memory"]
+    for rising in _smaller(query, batch):
+        enough = bisect_left(rising, True, key=lacks)  # what a tier must hold grows with each of them
+        if enough:
+            changes.append(rising[enough - 1].words)
+    if len(changes) == 1:
+        changes.append("a smaller model")
+    return f"What would help: {', or '.join(changes)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Smaller:
+    """A question about a smaller batch or unit, and in words what is smaller."""
+
+    words: str
+    query: PlanQuery
+    batch: BatchShape
+
+
+def _smaller(query: PlanQuery, batch: BatchShape) -> Iterator[list[_Smaller]]:
+    """Ways to ask for less, each from the least that could be asked for up to just below what was."""
+    yield [
+        _Smaller(
+            words=f"sequences of at most {tokens} tokens",
+            query=replace(query, tokens=tokens),
+            batch=replace(batch, tokens=tokens),
+        )
+        for tokens in range(_SHORTEST, batch.tokens, _SHORTEST)
+    ]
+    yield [
+        _Smaller(words=f"a micro-batch size of at most {rows}", query=query, batch=replace(batch, rows=rows))
+        for rows in range(1, batch.rows)
+    ]
+    yield [
+        _Smaller(
+            words=f"a number of micro-batches of at most {count}",
+            query=query,
+            batch=replace(batch, micro_batches=count),
+        )
+        for count in range(1, batch.micro_batches)
+    ]
+    yield [
+        _Smaller(
+            words=f"a unit size of at most {layers}",
+            query=replace(query, layers_per_unit=layers),
+            batch=batch,
+        )
+        for layers in range(1, query.layers_per_unit or 1)
+    ]

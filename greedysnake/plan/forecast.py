@@ -9,6 +9,7 @@ from greedysnake.plan.hardware import ComputeRates, Disk, Hardware
 from greedysnake.plan.memory import Needs
 from greedysnake.plan.placer import Placer
 from greedysnake.plan.query import Build, Candidate, Case, PlanQuery, builder, simulate_plain, with_snapshots
+from greedysnake.plan.roofline import RooflinePoint
 from greedysnake.plan.search import compute_roof, search
 from greedysnake.plan.step_costs import measured_times
 from greedysnake.schedule import Tier
@@ -25,7 +26,7 @@ _NO_ROOM = 1.02
 
 @dataclass(frozen=True, kw_only=True)
 class Help:
-    """What one change of the machine would do.
+    """What one change of the machine would do, or of the batch.
 
     Attributes:
         change: in words.
@@ -42,6 +43,9 @@ class Budget:
 
     Attributes:
         tokens, steps: of the whole run.
+        tokens_per_parameter: of the model.
+        best_tokens: that make the best of a budget of computation, CHINCHILLA_TOKENS a parameter; None for a model that
+            is trained in part, of which that rule (arXiv 2203.15556) says nothing.
         days: of training.
         kilowatt_hours: of energy; None where the profile has no watts.
         written_bytes: to the disks, snapshots included.
@@ -50,6 +54,8 @@ class Budget:
 
     tokens: float
     steps: float
+    tokens_per_parameter: float
+    best_tokens: float | None
     days: float
     kilowatt_hours: float | None
     written_bytes: float
@@ -66,7 +72,8 @@ class Forecast:
         needs: memory and disk by purpose.
         measured: whether computation's times were measured with this model's own units.
         compute_roof: tokens per second if a step were computation and nothing else.
-        helps: what would make it faster, most first.
+        helps: what would make it faster (:func:`what_would_help`).
+        points: of the roofline, if they were asked for.
     """
 
     query: PlanQuery
@@ -75,6 +82,7 @@ class Forecast:
     measured: bool
     compute_roof: float
     helps: tuple[Help, ...] = ()
+    points: tuple[RooflinePoint, ...] = ()
 
     @property
     def tokens_per_step(self) -> int:
@@ -95,6 +103,17 @@ class Forecast:
         whole = ("compute", "disk", "h2d", "d2h", "cpu")
         return max(whole, key=lambda name: self.busy[name])
 
+    @property
+    def best_tokens(self) -> float | None:
+        """Tokens that make the best of a budget of computation with a model of this size (arXiv 2203.15556).
+
+        None for one that is trained in part: the rule is of models that are trained whole.
+        """
+        workload = self.query.workload
+        if any(part.frozen_bytes for part in workload.parts):
+            return None
+        return CHINCHILLA_TOKENS * workload.parameters
+
     def budget(self, tokens: float) -> Budget:
         """What training on ``tokens`` takes."""
         machine = self.query.hardware
@@ -106,6 +125,8 @@ class Forecast:
         return Budget(
             tokens=tokens,
             steps=steps,
+            tokens_per_parameter=tokens / self.query.workload.parameters,
+            best_tokens=self.best_tokens,
             days=seconds / DAY_SECONDS,
             kilowatt_hours=None if machine.watts is None else machine.watts * seconds / 3.6e6,
             written_bytes=written,
@@ -116,7 +137,7 @@ class Forecast:
         """The forecast as plain data; rates in bytes or tokens per second.
 
         Args:
-            tokens: a budget to add.
+            tokens: to train on; None: the best for the model's size, if it is trained whole.
         """
         case, step, limits = self.candidate.case, self.candidate.step, self.query.limits
         found: dict[str, Any] = {
@@ -155,8 +176,11 @@ class Forecast:
             "disk": _tier(self.needs.disk, limits.disk),
             "would_help": [asdict(help_) for help_ in self.helps],
         }
-        if tokens is not None:
-            found["budget"] = asdict(self.budget(tokens))
+        if self.points:
+            found["roofline_points"] = [asdict(point) for point in self.points]
+        wanted = tokens or self.best_tokens
+        if wanted is not None:
+            found["budget"] = asdict(self.budget(wanted))
         return found
 
 
@@ -191,7 +215,10 @@ def describe(query: PlanQuery, candidate: Candidate, *, helps: bool = False) -> 
 
 
 def what_would_help(query: PlanQuery, candidate: Candidate) -> list[Help]:
-    """What each resource, doubled, would do to the same batch, the most first; what does nothing is left out."""
+    """What each resource, doubled, would do to the same batch, the most first; what does nothing is left out.
+
+    Last, where the batch was given, what twice its micro-batches would do.
+    """
     changes: list[tuple[str, Callable[[Hardware], Hardware]]] = [
         ("disks twice as fast", _faster_disks),
         ("computation twice as fast", _faster_compute),
@@ -200,16 +227,43 @@ def what_would_help(query: PlanQuery, candidate: Candidate) -> list[Help]:
     ]
     if query.hardware.separate_device:
         changes.append(("copies to and from the device twice as fast", _faster_copies))
-    build, found = builder(query, known=candidate), []
+        changes.append(("twice the device memory", _more_device_memory))
+    build = builder(query, known=candidate)
+    worth_telling = _WORTH_TELLING * candidate.tokens_per_second
+    found: list[Help] = []
     with without_collecting():
         for change, make in changes:
             other = replace(query, hardware=make(query.hardware))
             cases = dict.fromkeys([candidate.case, *_replaced(other, candidate)])
-            worth_telling = _WORTH_TELLING * candidate.tokens_per_second
-            fastest = _fastest(cases, other, build, worth_telling)
-            if fastest > worth_telling:
-                found.append(Help(change=change, speedup=fastest / candidate.tokens_per_second))
-    return sorted(found, key=lambda help_: help_.speedup, reverse=True)
+            found += _help(change, _fastest(cases, other, build, worth_telling), candidate)
+        found.sort(key=lambda help_: help_.speedup, reverse=True)
+        if query.sequences is not None or query.micro_batches is not None:
+            change = "twice the micro-batches (another batch size for training)"
+            found += _help(change, _fastest(_larger_batch(query, candidate), query, build, worth_telling), candidate)
+    return found
+
+
+def _help(change: str, tokens_per_second: float, candidate: Candidate) -> list[Help]:
+    """One line, if it is worth telling."""
+    if tokens_per_second <= _WORTH_TELLING * candidate.tokens_per_second:
+        return []
+    return [Help(change=change, speedup=tokens_per_second / candidate.tokens_per_second)]
+
+
+def _larger_batch(query: PlanQuery, candidate: Candidate) -> list[Case]:
+    """The same choices for twice the micro-batches, as far as they fit, and the program's.
+
+    None where the program shows that twice the micro-batches take about twice the time.
+    """
+    case, placer = candidate.case, Placer(query)
+    batch = replace(case.batch, micro_batches=2 * case.batch.micro_batches)
+    alpha, unit_size = case.choices.delayed_share, case.layers_per_unit
+    shortest = placer.place(batch, alpha, unit_size, placer.fixed_shares())
+    if shortest is not None and 2 * candidate.mean_seconds <= _NO_ROOM * shortest.seconds:
+        return []
+    same = placer.fit_shares(replace(case, batch=batch))
+    cases = [*([] if same is None else [same]), *placer.cases(batch, alpha, unit_size)[:1]]
+    return list(dict.fromkeys(cases))
 
 
 def _fastest(cases: Iterable[Case], query: PlanQuery, build: Build, least: float) -> float:
@@ -264,6 +318,10 @@ def _faster_compute(machine: Hardware) -> Hardware:
 
 def _faster_copies(machine: Hardware) -> Hardware:
     return machine.model_copy(update={name: 2 * (getattr(machine, name) or 1.0) for name in ("h2d", "d2h")})
+
+
+def _more_device_memory(machine: Hardware) -> Hardware:
+    return machine.model_copy(update={"device_memory": 2 * (machine.device_memory or 0)})
 
 
 SHOWN_RESOURCES = {

@@ -6,7 +6,8 @@ from typing import Any
 from greedysnake.errors import ConfigError
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.baselines import build_baseline, untied
-from greedysnake.plan.query import Case, PlanQuery, simulate_case
+from greedysnake.plan.memory import Needs
+from greedysnake.plan.query import Case, PlanQuery, over, simulate_case
 from greedysnake.plan.simulate import Simulation, simulate
 from greedysnake.plan.slots import SLOTS, with_slots
 from greedysnake.plan.step_costs import least_seconds, step_costs
@@ -16,6 +17,11 @@ from greedysnake.units import format_bytes
 
 BASELINES = ("zero-infinity", "zero-offload")
 ORDERS = (*sorted(BUILDERS), *BASELINES)
+_NOT_ITS_OWN = {
+    "zero-infinity": ("delayed_share", "resident_state"),
+    "zero-offload": ("delayed_share", "resident_state", "resident_weights"),
+}
+"""What another system's order leaves no choice of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,15 +33,14 @@ class GivenStep:
         batch: sizes of the step.
         step: the simulation.
         least_seconds: the roofline of its operations.
-        over_host, over_device: bytes by which it exceeds the machine's memory, 0 if it does not.
+        over: bytes by which it exceeds the machine's memory and disk, for each tier in which it does.
     """
 
     query: PlanQuery
     batch: BatchShape
     step: Simulation
     least_seconds: float
-    over_host: int
-    over_device: int
+    over: dict[Tier, int]
 
     @property
     def tokens_per_second(self) -> float:
@@ -58,8 +63,9 @@ class GivenStep:
             "ssd_read_bytes": step.ssd_read_bytes,
             "ssd_written_bytes": step.ssd_written_bytes,
             "peak_bytes": {str(tier): size for tier, size in step.peak_bytes.items()},
-            "over_host_bytes": self.over_host,
-            "over_device_bytes": self.over_device,
+            "over_host_bytes": self.over.get(Tier.HOST, 0),
+            "over_device_bytes": self.over.get(Tier.DEVICE, 0),
+            "over_disk_bytes": self.over.get(Tier.SSD, 0),
         }
 
     def in_words(self) -> str:
@@ -79,10 +85,26 @@ class GivenStep:
             f"live at most: {format_bytes(step.peak_bytes[Tier.DEVICE])} on the device, "
             f"{format_bytes(step.peak_bytes[Tier.HOST])} in host memory, besides what computation takes",
         ]
-        for name, missing in (("host", self.over_host), ("device", self.over_device)):
-            if missing:
-                lines.append(f"It does not fit: {format_bytes(missing)} of {name} memory too much")
+        names = {Tier.HOST: "host memory", Tier.DEVICE: "device memory", Tier.SSD: "disk"}
+        for tier, missing in self.over.items():
+            lines.append(f"It does not fit: {format_bytes(missing)} of {names[tier]} too much")
         return "\n".join(lines)
+
+
+def refuse_options(order: str | None, given: dict[str, Any]) -> None:
+    """Refuse what was asked of another system's order that it has no choice of.
+
+    Args:
+        order: as the command line has it; None: as the settings say.
+        given: fields of the query by name, as the command line has them; None and 0 ask for nothing.
+
+    Raises:
+        ConfigError: something was asked; with all that was.
+    """
+    names = [name for name in _NOT_ITS_OWN.get(order or "", ()) if given.get(name)]
+    if names:
+        options = ", ".join(f"--{name.replace('_', '-')} {given[name]:g}" for name in names)
+        raise ConfigError(f"{options}: found with --schedule {order}, which has no such choice; leave it out")
 
 
 def simulate_given(query: PlanQuery) -> GivenStep:
@@ -112,24 +134,16 @@ def simulate_given(query: PlanQuery) -> GivenStep:
     )
     layers = query.layers_per_unit or 1
     cases = [Case(batch=batch, layers_per_unit=layers, choices=with_slots(choices, slots)) for slots in SLOTS]
-    case = min(cases, key=lambda one: sum(_over(query, one)))  # of those that fit, the one with the most buffers
+    short = {case: over(case.needs(query), query.limits) for case in cases}
+    case = min(cases, key=lambda one: sum(short[one].values()))  # of those that fit, the one with the most buffers
     found = simulate_case(case, query)
-    over_host, over_device = _over(query, case)
     return GivenStep(
         query=query,
         batch=batch,
         step=found.step,
         least_seconds=found.least_seconds,
-        over_host=over_host,
-        over_device=over_device,
+        over=short[case],
     )
-
-
-def _over(query: PlanQuery, case: Case) -> tuple[int, int]:
-    """Bytes of host and device memory that a case takes too much."""
-    needs, limits = case.needs(query), query.limits
-    device = 0 if limits.device is None else max(0, needs.total(Tier.DEVICE) - limits.device)
-    return max(0, needs.total(Tier.HOST) - limits.host), device
 
 
 def _baseline(query: PlanQuery, batch: BatchShape) -> GivenStep:
@@ -143,13 +157,16 @@ def _baseline(query: PlanQuery, batch: BatchShape) -> GivenStep:
     costs = step_costs(query.hardware, query.workload, batch)
     step = simulate(schedule, shape, costs)
     computing = query.workload.computing_bytes(batch, separate_device=True)
-    device = step.peak_bytes[Tier.DEVICE] + computing
     resident = round((query.resident_weights or 0.0) * sum(unit.weight_bytes for unit in shape.units)) if on_ssd else 0
+    needs = Needs(
+        host={"live": step.peak_bytes[Tier.HOST], "resident weights": resident},
+        device={"live": step.peak_bytes[Tier.DEVICE], "computation": computing},
+        disk={"weights, state and gradients": schedule.reserved_bytes(Tier.SSD)},
+    )
     return GivenStep(
         query=query,
         batch=batch,
         step=step,
         least_seconds=least_seconds(schedule, shape, costs),
-        over_host=max(0, step.peak_bytes[Tier.HOST] + resident - query.limits.host),
-        over_device=max(0, device - query.limits.device) if query.limits.device is not None else 0,
+        over=over(needs, query.limits),
     )

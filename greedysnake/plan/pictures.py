@@ -1,118 +1,16 @@
-"""The roofline of training from SSD: tokens per second against the batch, under what computation and I/O allow."""
+"""The roofline as a picture."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from greedysnake.errors import GreedySnakeError
-from greedysnake.plan.activations import BatchShape
-from greedysnake.plan.baselines import build_baseline, untied
-from greedysnake.plan.placer import Placer
-from greedysnake.plan.query import Case, PlanQuery, simulate_case
-from greedysnake.plan.search import compute_roof
-from greedysnake.plan.simulate import simulate
-from greedysnake.plan.slots import NARROW, with_slots
-from greedysnake.plan.step_costs import least_shared, step_costs
-from greedysnake.schedule import Choices
+from greedysnake.plan.query import PlanQuery
+from greedysnake.plan.roofline import RooflinePoint
 
-_MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
-_ALPHAS = (0.0, 0.1, 0.25, 0.5, 1.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RooflinePoint:
-    """One batch size.
-
-    Attributes:
-        sequences: in a step.
-        ours: tokens per second of the best simulated plan; None if none fits.
-        baseline: of ZeRO-Infinity's order.
-        compute_roof: if a step were computation alone, all activations recomputed.
-        io_roof: if it were the optimizer's state and two loads of the weights alone, nothing kept in host memory.
-    """
-
-    sequences: int
-    ours: float | None
-    baseline: float
-    compute_roof: float
-    io_roof: float
-
-
-def roofline_points(query: PlanQuery, rows: int, micro_batches: Sequence[int] = _MICRO_BATCHES) -> list[RooflinePoint]:
-    """Simulate a model on a machine for several batch sizes.
-
-    Args:
-        query: model and machine.
-        rows: sequences of a micro-batch.
-        micro_batches: numbers of them.
-    """
-    points = []
-    for count in micro_batches:
-        batch = BatchShape(micro_batches=count, rows=rows, tokens=query.tokens)
-        tokens = count * rows * query.tokens
-        points.append(
-            RooflinePoint(
-                sequences=count * rows,
-                ours=best_of_few(query, batch),
-                baseline=tokens / baseline_seconds(query, batch),
-                compute_roof=compute_roof(query, batch),
-                io_roof=tokens / io_seconds(query, batch),
-            )
-        )
-    return points
-
-
-def best_of_few(query: PlanQuery, batch: BatchShape) -> float | None:
-    """Tokens per second of the best of a few placements of a batch; None if none fits."""
-    placer, best = Placer(query), None
-    alphas = _ALPHAS if query.delayed_share is None else (query.delayed_share,)
-    for alpha in alphas:
-        for case in placer.likely(batch, alpha, query.layers_per_unit or 1):
-            found = simulate_case(case, query).tokens_per_second
-            best = found if best is None else max(best, found)
-    return best
-
-
-def io_seconds(query: PlanQuery, batch: BatchShape) -> float:
-    """Least time of a step's traffic with the disks with nothing resident: 26 bytes a parameter in 16 bits."""
-    shape = query.step_shape(batch, chunks_per_unit=1)
-    disk = query.hardware.disk_rates
-    weights = sum(unit.weight_bytes for unit in shape.units)
-    state = sum(chunk.state_bytes for unit in shape.units for chunk in unit.chunks)
-    return least_shared(
-        (2 * weights + state) / disk.read,
-        (weights + state) / disk.write,
-        disk.mixed_read / disk.read,
-        disk.mixed_write / disk.write,
-    )
-
-
-def baseline_seconds(query: PlanQuery, batch: BatchShape, *, resident_weights: float | None = None) -> float:
-    """Seconds of a step in ZeRO-Infinity's order, with as many weights in host memory as fit beside its gradients.
-
-    Args:
-        query: model and machine.
-        batch: sizes of the step.
-        resident_weights: that share instead.
-    """
-    shape = untied(query.workload.step_shape(batch, chunks_per_unit=16, split_master=False))
-    if resident_weights is None:
-        resident_weights = baseline_residents(query, batch)
-    schedule = build_baseline(shape, resident_weights=resident_weights)
-    return simulate(schedule, shape, step_costs(query.hardware, query.workload, batch)).seconds
-
-
-def baseline_residents(query: PlanQuery, batch: BatchShape) -> float:
-    """The share of weights that fits in host memory beside the baseline's 16-bit gradients and its buffers."""
-    parameters = sum(part.gradient_bytes for part in query.workload.parts) / 4
-    choices = with_slots(Choices(separate_device=query.hardware.separate_device, boundaries_on_ssd=1.0), NARROW)
-    buffers = sum(Case(batch=batch, layers_per_unit=1, choices=choices).needs(query).host.values())
-    boundaries = (len(query.workload.parts) - 1) * query.workload.boundary_bytes(batch)
-    room = query.hardware.host_memory - buffers - boundaries - 2 * parameters
-    return max(0.0, min(1.0, room / (2 * parameters)))
+_BASELINE = "#d96f2b"
 
 
 def draw_roofline(query: PlanQuery, points: Sequence[RooflinePoint], path: Path) -> None:
@@ -121,6 +19,14 @@ def draw_roofline(query: PlanQuery, points: Sequence[RooflinePoint], path: Path)
     Raises:
         GreedySnakeError: the file cannot be written.
     """
+    try:
+        roofline_figure(query, points).savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise GreedySnakeError(f"{path}: cannot be written: {error}") from error
+
+
+def roofline_figure(query: PlanQuery, points: Sequence[RooflinePoint]) -> Figure:
+    """Tokens per second against the batch: what was simulated, under what would be ideal and under the roofs."""
     figure = Figure(figsize=(8.0, 5.0), layout="constrained")
     axes = figure.subplots()
     x = [point.sequences for point in points]
@@ -128,14 +34,26 @@ def draw_roofline(query: PlanQuery, points: Sequence[RooflinePoint], path: Path)
     axes.plot(x, roofs, color="#7d4fa8", ls="--", lw=1.4, label="computation's roof, activations recomputed")
     io = [point.io_roof for point in points]
     axes.plot(x, io, color="#3a9fb3", ls="--", lw=1.4, label="I/O's roof, nothing kept in host memory")
-    ours = [(point.sequences, point.ours) for point in points if point.ours is not None]
+    ours = [(point.sequences, point.ours, point.ideal) for point in points if point.ours is not None]
     if ours:
-        axes.plot(*zip(*ours, strict=True), color="#2f6db5", marker="o", lw=2.2, label="GreedySnake, simulated")
+        sizes, reached, ideal = zip(*ours, strict=True)
+        axes.plot(sizes, reached, color="#2f6db5", marker="o", lw=2.2, label="GreedySnake, simulated")
+        axes.plot(sizes, ideal, color="#2f6db5", ls=":", lw=1.6, label="the ideal: the same work, all overlapped")
     baseline = [point.baseline for point in points]
-    axes.plot(x, baseline, color="#d96f2b", marker="s", lw=1.8, label="ZeRO-Infinity's order, simulated")
+    axes.plot(x, baseline, color=_BASELINE, marker="s", lw=1.8, label="ZeRO-Infinity's order, simulated")
+    too_large = [(point.sequences, point.baseline) for point in points if not point.baseline_fits]
+    if too_large:
+        axes.plot(
+            *zip(*too_large, strict=True),
+            color=_BASELINE,
+            marker="s",
+            markerfacecolor="white",
+            ls="",
+            label="the same where its gradients do not fit in host memory",
+        )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    values = [*baseline, *(value for _, value in ours)]
+    values = [*baseline, *(value for _, value, _ in ours)]
     axes.set_ylim(0.6 * min(values), 1.6 * max(*values, points[-1].compute_roof))
     axes.set_xticks(x, [str(value) for value in x])
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -147,22 +65,4 @@ def draw_roofline(query: PlanQuery, points: Sequence[RooflinePoint], path: Path)
     axes.grid(which="major", color="#d9dee5", lw=0.6)
     axes.legend(frameon=False, fontsize=9, loc="lower right")
     axes.spines[["top", "right"]].set_visible(False)
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise GreedySnakeError(f"{path}: cannot be written: {error}") from error
-
-
-def on_other_machine(query: PlanQuery, **changes: float) -> PlanQuery:
-    """The query on a machine with other figures: ``host_memory`` in bytes, ``disks`` as a factor on all rates."""
-    machine = query.hardware
-    if "disks" in changes:
-        names = ("read", "write", "mixed_read", "mixed_write")
-        factor = changes["disks"]
-        disks = tuple(
-            disk.model_copy(update={name: factor * getattr(disk, name) for name in names}) for disk in machine.disks
-        )
-        machine = machine.model_copy(update={"disks": disks, "together": None})
-    if "host_memory" in changes:
-        machine = machine.model_copy(update={"host_memory": int(changes["host_memory"])})
-    return replace(query, hardware=machine)
+    return figure

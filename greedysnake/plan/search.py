@@ -10,7 +10,7 @@ from itertools import groupby, product
 
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.collecting import without_collecting
-from greedysnake.plan.failure import nothing_fits
+from greedysnake.plan.failure import least_case, nothing_fits
 from greedysnake.plan.placer import Placer
 from greedysnake.plan.program import Placement
 from greedysnake.plan.query import Candidate, Case, PlanQuery, builder, fits, simulate_plain, with_snapshots
@@ -68,7 +68,7 @@ def _search(query: PlanQuery) -> Candidate:
     placer, trials = Placer(query), Trials(query)
     bounds = _bounds(query, placer)
     if not bounds:
-        raise nothing_fits(query, batches(query))
+        return _refined(placer, _least_demanding(query, trials), trials)
     # kept activations spare a small batch more than they can make good of what its pipeline's filling takes
     roof = min(
         max(bound.tokens_per_second for bound in bounds), max(compute_roof(query, bound.batch) for bound in bounds)
@@ -87,16 +87,30 @@ def _search(query: PlanQuery) -> Candidate:
             best = found
         if best.tokens_per_second >= _SATURATED**2 * roof or trials.spent:
             break
-    if best is None:
+    return _refined(placer, best or _least_demanding(query, trials), trials)
+
+
+def _least_demanding(query: PlanQuery, trials: "Trials") -> Candidate:
+    """The case that takes the least: the program counts buffers that not every case has, and so may find room for none.
+
+    Raises:
+        MemoryBudgetError, StorageError: it does not fit either.
+    """
+    case = least_case(query, batches(query))
+    found = None if case is None else trials.best([case])
+    if found is None:
         raise nothing_fits(query, batches(query))
-    return _refined(placer, best, trials)
+    return found
 
 
 def batches(query: PlanQuery) -> Iterator[BatchShape]:
     """Batches to look at."""
     if query.sequences is not None:
-        most = min(query.sequences, _MOST_ROWS)
-        for rows in [query.rows] if query.rows else range(1, most + 1):
+        if query.rows or query.micro_batches:
+            sizes: Iterable[int] = [query.rows or max(1, query.sequences // (query.micro_batches or 1))]
+        else:
+            sizes = range(1, min(query.sequences, _MOST_ROWS) + 1)
+        for rows in sizes:
             micro_batches, rest = divmod(query.sequences, rows)
             if not rest and query.micro_batches in (None, micro_batches):
                 yield _batch(query, micro_batches, rows)

@@ -34,10 +34,11 @@ def short_loss(value: float) -> str:
 
 def seconds(value: float) -> str:
     """'1.23 s', '45.6 ms', '7.8 µs'; from two minutes on '3 min 20 s'."""
-    if value >= 7200:
+    if value >= 7199.5:
         return f"{value / 3600:.1f} h"
-    if value >= 120:
-        return f"{value // 60:.0f} min {value % 60:.0f} s"
+    if value >= 119.5:
+        minutes, rest = divmod(round(value), 60)
+        return f"{minutes} min {rest} s"
     if value >= 0.9995 or value == 0:
         return f"{value:.3g} s"
     return f"{value * 1e3:.3g} ms" if value >= 0.9995e-3 else f"{value * 1e6:.3g} µs"

@@ -10,7 +10,8 @@ Overrides = Annotated[
 ]
 Run = Annotated[Path, typer.Argument(help="A run folder.")]
 Hardware = Annotated[
-    str | None, typer.Option(help="The machine: a file that probe wrote, or a profile's name such as a100-40gb.")
+    str | None,
+    typer.Option(help="The machine: a file that probe wrote, or a profile's name; default for a preset: a100-40gb."),
 ]
 MicroBatches = Annotated[int | None, typer.Option(min=1, help="Micro-batches in a step (M).")]
 MicroBatchSize = Annotated[int | None, typer.Option(min=1, help="Sequences in a micro-batch (B).")]

@@ -19,6 +19,9 @@ def plan(
     *,
     hardware: Hardware = None,
     tokens: Annotated[str | None, typer.Option(help="Tokens to train on, for days and energy: 20B.")] = None,
+    watts: Annotated[
+        float | None, typer.Option(help="Power of the whole machine, for energy; default: as its figures say.")
+    ] = None,
     sequences: Annotated[int | None, typer.Option(min=1, help="Sequences in a step; default: planned.")] = None,
     micro_batches: MicroBatches = None,
     micro_batch_size: MicroBatchSize = None,
@@ -27,7 +30,9 @@ def plan(
     clipping: Annotated[
         bool | None, typer.Option("--clipping/--no-clipping", help="Whether the gradient's norm is limited.")
     ] = None,
-    roofline: Annotated[Path | None, typer.Option(help="Picture to write: tokens/s against the batch.")] = None,
+    roofline: Annotated[
+        Path | None, typer.Option(help="Picture to write: tokens/s against the batch; --json has its points.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the forecast as JSON, and nothing else.")] = False,
 ) -> None:
     """Predict a run before it starts: speed, memory, disk, days, and what limits it."""
@@ -43,7 +48,7 @@ def plan(
         from greedysnake.cli.planning import parse_count, print_forecast, run_plan
 
         budget = None if tokens is None else parse_count(tokens)
-        found = run_plan(model, machine=hardware, fixed=fixed, overrides=overrides or [], picture=roofline)
+        found = run_plan(model, machine=hardware, fixed=fixed, overrides=overrides or [], picture=roofline, watts=watts)
     if as_json:
         typer.echo(json.dumps(found.as_json(budget)))
         return
