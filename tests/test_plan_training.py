@@ -214,6 +214,27 @@ def test_a_run_shows_what_was_predicted_beside_what_was_measured(tmp_path, capsy
     assert "reached of it" in page  # rates beside those of the figures
 
 
+def test_figures_that_probe_left_in_the_working_directory_are_used(tmp_path, monkeypatch, capsys):
+    save_hardware(MACHINE, tmp_path / "hardware.json")
+    config = write_config(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    run_well("train", config)
+    assert "from the figures of made up" in capsys.readouterr().out.replace("\n", " ")
+    run_well("plan", config, "--json")
+    assert json.loads(capsys.readouterr().out)["machine"] == "made up"
+    monkeypatch.chdir("/")
+    run_well("resume", tmp_path / "run", "training.steps=5")  # which keeps the place that they were found in
+    assert "from the figures of made up" in capsys.readouterr().out.replace("\n", " ")
+    monkeypatch.chdir(tmp_path)
+    run_well("train", config, "engine.hardware=null", f"run={tmp_path / 'ruled'}", "engine.storage=null")
+    assert "by a rule" in capsys.readouterr().out
+    (tmp_path / "hardware.json").write_text("beans")
+    with pytest.raises(AssertionError):
+        run_well("train", config, f"run={tmp_path / 'bad'}")
+    assert "hardware.json" in capsys.readouterr().err
+    assert not (tmp_path / "bad").exists()
+
+
 def test_a_run_without_figures_starts_and_says_how_to_get_them(tmp_path, capsys):
     config = write_config(tmp_path)
     run_well("train", config)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from greedysnake import units
-from greedysnake.config import RunConfig, load_config
+from greedysnake.config import PROBED, RunConfig, load_config, named_hardware
 from greedysnake.errors import ConfigError
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.forecast import CHINCHILLA_TOKENS, SHOWN_RESOURCES, Forecast, forecast, where
@@ -73,11 +73,11 @@ def make_query(model: str, machine: str | None, fixed: dict[str, Any], overrides
         known = ", ".join(MODEL_PRESETS)
         raise ConfigError(f"{model}: neither a file of settings nor a known model; known are {known}")
     settings = load_config(path, overrides)
-    named = machine or settings.engine.hardware
+    named = machine or named_hardware(settings.engine.hardware)
     if named is None:
         raise ConfigError(
-            f"--hardware: missing, and {model} has no engine.hardware; needs a file that greedysnake probe --storage "
-            f"FOLDER wrote on the machine, or one of {', '.join(profile_names())}"
+            f"--hardware: missing, {model} names no engine.hardware, and there is no {PROBED} here; needs a file that "
+            f"greedysnake probe --storage FOLDER wrote on the machine, or one of {', '.join(profile_names())}"
         )
     query = _query_of(settings, load_hardware(named))
     if "sequences" in given:

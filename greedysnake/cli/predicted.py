@@ -19,9 +19,9 @@ def describe_prediction(plan: Plan) -> str:
     found = plan.prediction
     if found is None:
         return (
-            "Plan: by a rule, as engine.hardware is not set. A better one, and the time of a step, come from this "
-            "machine's figures: greedysnake probe --storage FOLDER --config CONFIG.yaml, then "
-            "engine.hardware=hardware.json"
+            "Plan: by a rule, as there are no figures of this machine. With them it is better, and a step's time is "
+            "predicted: greedysnake probe --storage FOLDER --config CONFIG.yaml writes hardware.json here, which "
+            "training then uses"
         )
     busiest = max(found.busy, key=lambda name: found.busy[name])
     basis = "layers measured" if found.measured else "the profile's rates, not this model's layers"

@@ -6,7 +6,7 @@ from typing import Any
 from greedysnake.cli.inputs import Inputs
 from greedysnake.cli.model import lora_of
 from greedysnake.cli.resuming import DATA
-from greedysnake.config import RunConfig
+from greedysnake.config import RunConfig, named_hardware
 from greedysnake.engine.trainer import Trainer
 from greedysnake.models.layout import DEFAULT_CHUNK_ELEMENTS
 from greedysnake.optim import AdamW, LearningRate
@@ -73,7 +73,7 @@ def changeable_settings(config: RunConfig) -> dict[str, Any]:
         "device": engine.device,
         "host_memory": engine.host_memory,
         "device_memory": engine.device_memory,
-        "hardware": engine.hardware,
+        "hardware": named_hardware(engine.hardware),
         "delayed_share": engine.delayed_share,
         "schedule": engine.schedule,
         "snake": engine.snake,

@@ -6,6 +6,8 @@ from typing import Any
 from greedysnake.config.schema import RunConfig
 
 Paths = Path | list[Path] | None
+PROBED = "hardware.json"
+"""Where ``greedysnake probe`` writes a machine's figures unless it is told otherwise."""
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
@@ -30,11 +32,19 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
         changes["model"]["tokenizer"] = str(Path(model.tokenizer).absolute())
     if engine.storage is not None:
         changes["engine"]["storage"] = [folder.resolve() for folder in engine.storage]
-    if engine.hardware is not None and Path(engine.hardware).expanduser().is_file():
-        changes["engine"]["hardware"] = str(Path(engine.hardware).expanduser().resolve())
+    changes["engine"]["hardware"] = hardware = named_hardware(engine.hardware)
+    if hardware is not None and Path(hardware).expanduser().is_file():
+        changes["engine"]["hardware"] = str(Path(hardware).expanduser().resolve())
     return config.model_copy(
         update={name: getattr(config, name).model_copy(update=changed) for name, changed in changes.items()}
     )
+
+
+def named_hardware(setting: str | None) -> str | None:
+    """The file or profile that ``engine.hardware`` means in the present working directory; None: there is none."""
+    if setting != "auto":
+        return setting
+    return PROBED if Path(PROBED).is_file() else None
 
 
 def paths_in(value: Paths) -> list[Path]:

@@ -33,14 +33,15 @@ class EngineConfig(Section):
         description="Share of each layer's optimizer step that runs behind the next forward pass (α); null: planned.",
     )
     hardware: Text | None = Field(
-        default=None,
+        default="auto",
         description="Figures of this machine, from which what is null below is planned and a step's time is predicted: "
-        "a file that `greedysnake probe` wrote, or the name of a shipped profile. null: a rule decides.",
+        "a file that `greedysnake probe` wrote, or the name of a shipped profile. `auto`: `hardware.json` in the "
+        "working directory, where `probe` puts it; if it is not there, and with null, a rule decides.",
         examples=["hardware.json"],
     )
     layers_per_unit: Count | None = Field(
         default=1,
-        description="Decoder layers that are loaded and computed as one unit; null: planned, without `hardware` 1. "
+        description="Decoder layers that are loaded and computed as one unit; null: planned, by the rule 1. "
         "With `snake`, another size sums micro-batches in another order, and so rounds differently.",
     )
     snake: Flag = Field(

@@ -38,7 +38,7 @@ def predicted_card(files: RunFiles) -> str:
     note = (
         f"Predicted from the figures of {machine}."
         if machine
-        else "No time was predicted: engine.hardware names no figures of this machine. greedysnake probe measures them."
+        else "No time was predicted without figures of the machine (engine.hardware). greedysnake probe measures them."
     )
     return card(
         "Predicted and measured",
