@@ -29,7 +29,11 @@ _COLORS = {
     "zero-infinity-weights-in-memory": "#e08c58",
     "zero-infinity-activations-in-memory": "#e8a67d",
     "zero-infinity-in-memory": "#f0c1a3",
+    "zero-infinity-least-memory": "#d9722e",
+    "zero-offload": "#b9a06b",
+    "zero-offload-activations-in-memory": "#d3c29c",
     "torch": "#8b949e",
+    "torch-activations-in-memory": "#a9b0b8",
     "torch-swap": "#c3c9d0",
 }
 _VARIANT = "#9bbfe6"
@@ -130,8 +134,10 @@ def _draw_line(axes: Sequence[Any], place: float, line: Line) -> None:
 
 
 def _heading(setting: Setting, lines: Sequence[Line]) -> str:
-    """A setting, without the model where it is that of all lines."""
+    """A setting, without the model where it is that of all lines; that a disk is not paced where others are."""
     words = describe_setting(setting)
+    if setting.disk is None and any(line.setting.disk is not None for line in lines):
+        words += ", disk not paced"
     return words.split(", ", 1)[1] if len({line.setting.model for line in lines}) == 1 else words
 
 
