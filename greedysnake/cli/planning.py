@@ -19,6 +19,7 @@ from greedysnake.plan.presets import MODEL_PRESETS
 from greedysnake.plan.query import PlanQuery
 from greedysnake.plan.roofline import roofline_points
 from greedysnake.plan.snapshots import DEFAULT_SNAPSHOT_STEPS
+from greedysnake.report import wording
 from greedysnake.report.wording import moved, percent, rate, seconds
 from greedysnake.schedule import Choices, Tier
 from greedysnake.units import format_bytes
@@ -187,7 +188,7 @@ def print_forecast(found: Forecast, console: Console, tokens: float | None) -> N
         f"[bold]{escape(query.workload.name)}[/] ({query.workload.parameters / 1e9:.3g} B parameters, "
         f"{query.workload.dtype}) on [bold]{escape(machine.name)}[/]: predicted, nothing was run",
         "",
-        f"[bold]{found.candidate.tokens_per_second:,.3g} tokens/s[/], {seconds(step.seconds)} a step of "
+        f"[bold]{wording.tokens(found.candidate.tokens_per_second)} tokens/s[/], {seconds(step.seconds)} a step of "
         f"{found.tokens_per_step:,} tokens: {batch.micro_batches} micro-batches of {batch.rows} x {batch.tokens}",
         f"limited by {SHOWN_RESOURCES[found.bottleneck]} (busy {percent(found.busy[found.bottleneck])}); "
         f"no order of this work could take less than {seconds(found.candidate.least_seconds)}",

@@ -11,7 +11,7 @@ from greedysnake.plan.query import Case, PlanQuery, over, simulate_case
 from greedysnake.plan.simulate import Simulation, simulate
 from greedysnake.plan.slots import SLOTS, with_slots
 from greedysnake.plan.step_costs import least_seconds, step_costs
-from greedysnake.report.wording import moved, percent, seconds
+from greedysnake.report.wording import moved, percent, seconds, tokens
 from greedysnake.schedule import BUILDERS, Choices, Resource, Tier
 from greedysnake.units import format_bytes
 
@@ -75,8 +75,8 @@ class GivenStep:
         lines = [
             f"{self.query.workload.name} on {self.query.hardware.name}, {step.schedule.name}, "
             f"{self.batch.micro_batches} micro-batches of {self.batch.rows} x {self.batch.tokens}: simulated",
-            f"{self.tokens_per_second:,.3g} tokens/s, {seconds(step.seconds)} a step; no order of this work could take "
-            f"less than {seconds(self.least_seconds)}",
+            f"{tokens(self.tokens_per_second)} tokens/s, {seconds(step.seconds)} a step; no order of this work "
+            f"could take less than {seconds(self.least_seconds)}",
             f"busy: computation {percent(shares[Resource.COMPUTE])}, disks {percent(step.disk_busy / step.seconds)}, "
             f"host {percent(shares[Resource.CPU])}, copies {percent(shares[Resource.H2D])} and "
             f"{percent(shares[Resource.D2H])}",
