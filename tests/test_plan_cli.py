@@ -82,7 +82,9 @@ def test_the_command_line_goes_before_the_settings(settings):
     arguments = ["plan", str(settings), "--hardware", "laptop-cpu-24gb", "--micro-batches", "2", "--json"]
     assert json.loads(run(*arguments))["batch"]["micro_batches"] == 2
     arguments = ["plan", str(settings), "--hardware", "laptop-cpu-24gb", "--sequences", "4", "--delayed-share", "0.5"]
-    found = json.loads(run(*arguments, "--no-clipping", "--json"))
+    shares = ["--resident-weights", "0.5", "--resident-state", "0.25"]
+    found = json.loads(run(*arguments, *shares, "--no-clipping", "--json"))
+    assert (found["choices"]["resident_weights"], found["choices"]["resident_state"]) == (0.5, 0.25)
     assert found["batch"]["sequences"] == 4
     assert found["choices"]["delayed_share"] == 0.5
     assert found["choices"]["wait_for_norm"] is False

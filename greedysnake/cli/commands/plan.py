@@ -10,6 +10,11 @@ from rich.console import Console
 from greedysnake.cli.commands.options import DelayedShare, Hardware, MicroBatches, MicroBatchSize, Overrides
 from greedysnake.plan.collecting import without_collecting
 
+ResidentWeights = Annotated[
+    float | None, typer.Option(min=0, max=1, help="Share of all weights that stays in host memory.")
+]
+ResidentState = Annotated[float | None, typer.Option(min=0, max=1, help="Likewise of the optimizer's state.")]
+
 
 def plan(
     model: Annotated[
@@ -27,6 +32,8 @@ def plan(
     micro_batch_size: MicroBatchSize = None,
     delayed_share: DelayedShare = None,
     layers_per_unit: Annotated[int | None, typer.Option(min=1, help="Decoder layers in a unit.")] = None,
+    resident_weights: ResidentWeights = None,
+    resident_state: ResidentState = None,
     clipping: Annotated[
         bool | None, typer.Option("--clipping/--no-clipping", help="Whether the gradient's norm is limited.")
     ] = None,
@@ -42,6 +49,8 @@ def plan(
         "rows": micro_batch_size,
         "delayed_share": delayed_share,
         "layers_per_unit": layers_per_unit,
+        "resident_weights": resident_weights,
+        "resident_state": resident_state,
         "clipping": clipping,
     }
     with without_collecting():  # from the loading of libraries on
@@ -67,8 +76,8 @@ def simulate(
     micro_batches: MicroBatches = None,
     micro_batch_size: MicroBatchSize = None,
     delayed_share: DelayedShare = None,
-    resident_weights: Annotated[float | None, typer.Option(min=0, max=1, help="Weights in host memory.")] = None,
-    resident_state: Annotated[float | None, typer.Option(min=0, max=1, help="Optimizer state in host memory.")] = None,
+    resident_weights: ResidentWeights = None,
+    resident_state: ResidentState = None,
     whole_master: Annotated[bool, typer.Option("--whole-master", help="Whole masters: 30 B a parameter.")] = False,
     eight_bit_moments: Annotated[
         bool, typer.Option("--eight-bit-moments", help="What this engine does not have: 14 B a parameter.")
