@@ -155,7 +155,8 @@ def _install_peer(folder: Path, console: Console) -> None:
 def _interruptible(out: Path, console: Console) -> Iterator[None]:
     """Have Ctrl-C, SIGTERM and a closed terminal alike end what runs, tidy up, and end the program with 130."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
