@@ -88,18 +88,19 @@ def other_settings(draw: random.Random) -> list[str]:
 
 def live(run: Path, overrides: list[str], log: Path) -> int:
     """Start a life of the run in a process of its own; its process number."""
-    child = os.fork()
-    if child:
-        return child
-    status = 1
-    try:
-        with log.open("w") as file:
+    with log.open("w") as file:  # before the fork: a life may be too short to make it
+        child = os.fork()
+        if child:
+            return child
+        status = 1
+        try:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
             resume_training(run, overrides, Console(file=file))
-        status = 0
-    finally:
-        os._exit(status)
+            file.flush()
+            status = 0
+        finally:
+            os._exit(status)
 
 
 def manifest_state(store: Path) -> tuple[int, bool]:

@@ -120,11 +120,11 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def live(run: Path, overrides: list[str], log: Path) -> int:
     """Start a life of the run in a process of its own; its process number."""
-    child = os.fork()
-    if child:
-        return child
-    try:
-        with log.open("w") as file:
+    with log.open("w") as file:  # before the fork: a life may be too short to make it
+        child = os.fork()
+        if child:
+            return child
+        try:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
             try:
@@ -133,8 +133,9 @@ def live(run: Path, overrides: list[str], log: Path) -> int:
                 print(f"{ONE_ERROR}{error}", file=file, flush=True)
             except BaseException:
                 traceback.print_exc(file=file)
-    finally:
-        os._exit(0)
+            file.flush()
+        finally:
+            os._exit(0)
 
 
 def end_of(child: int, log: Path) -> None:
