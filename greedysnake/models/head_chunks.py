@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from transformers.utils import ModelOutput
 
+from greedysnake.models.gradient_sums import GradientSums
 from greedysnake.models.skeleton import Skeleton
 
 LossOf = Callable[[Tensor, Tensor], Tensor]
@@ -64,12 +65,14 @@ class ChunkedHead:
 
     Args:
         skeleton: a causal language model.
+        sums: of gradients.
 
     Attributes:
         chunk_tokens: tokens of a micro-batch whose logits exist at once; None: all.
     """
 
-    def __init__(self, skeleton: Skeleton) -> None:
+    def __init__(self, skeleton: Skeleton, sums: GradientSums) -> None:
+        self._sums = sums
         self.chunk_tokens: int | None = None
         self._problem = head_problem(skeleton)
         self._checked = False
@@ -121,7 +124,7 @@ class ChunkedHead:
             self._give_up("its loss is not a sum over positions, each from its own hidden state")
             return loss_of_part(hidden, labels)
         self._checked = True
-        return run_in_chunks(hidden, labels, positions, loss_of_part, loss_scale=loss_scale)
+        return run_in_chunks(hidden, labels, positions, loss_of_part, sums=self._sums, loss_scale=loss_scale)
 
     def _positions(self, rows: int, length: int) -> int | None:
         """Positions of each row whose logits exist at once; None where that is all of them."""
@@ -189,7 +192,7 @@ def slices(length: int, positions: int) -> Iterator[slice]:
 
 
 def run_in_chunks(
-    hidden: Tensor, labels: Tensor, positions: int, loss_of: LossOf, *, loss_scale: float | None
+    hidden: Tensor, labels: Tensor, positions: int, loss_of: LossOf, *, sums: GradientSums, loss_scale: float | None
 ) -> ChunkedLoss:
     """Loss of a micro-batch, and in training its backward down to the hidden states.
 
@@ -198,6 +201,7 @@ def run_in_chunks(
         labels: int64 [B, T]; position t's hidden state predicts label t + 1; -100 does not count.
         positions: of each row, whose logits exist at once.
         loss_of: the model's head and loss.
+        sums: of gradients.
         loss_scale: factor of all gradients; None: no backward.
     """
     whole = hidden.detach()
@@ -211,7 +215,7 @@ def run_in_chunks(
         loss = loss_of(leaf, own)
         total += loss.detach().float()
         if gradient is not None and loss_scale is not None:
-            (loss.float() * loss_scale).backward()
+            sums.backward([loss.float() * loss_scale])
             if leaf.grad is not None:
                 gradient[:, part] += leaf.grad
     return ChunkedLoss(loss=total, hidden=hidden, gradient=gradient)

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from greedysnake.models.calls import LayerCall, UnsupportedCallError
+from greedysnake.models.gradient_sums import GradientSums
 
 
 class Pass:
@@ -51,7 +52,9 @@ class Pass:
                 f"(engine.boundaries_on_device: 1 on a GPU, engine.boundaries_on_ssd: 0 on the CPU)"
             )
 
-    def head_backward(self, root: Tensor, gradient: Tensor | None, embedding: Mapping[int, str]) -> None:
+    def head_backward(
+        self, root: Tensor, gradient: Tensor | None, embedding: Mapping[int, str], sums: GradientSums
+    ) -> None:
         """Add the gradients of the head's parameters and of what the layers gave it.
 
         A head may also read what the embedding gave to layers. The embedding's own backward is not to run yet, so that
@@ -61,6 +64,7 @@ class Pass:
             root: what the head computed: the loss, a scalar, or hidden states.
             gradient: of that; None: the loss's, which is 1.
             embedding: names of the embedding's parameters by their identities, without those that are the head's too.
+            sums: of gradients.
 
         Raises:
             UnsupportedCallError: the two backwards cannot be told apart.
@@ -68,7 +72,7 @@ class Pass:
         leaves, _ = _graph(root)
         ours = [leaf for leaf in leaves if id(leaf) not in embedding]
         if len(ours) == len(leaves):
-            root.backward(gradient)
+            sums.backward([root], [gradient])
             return
         given = _by_node(tensor for call in self.calls if call for tensor, _ in call.inputs)
         beside, read = _graph(root, given)

@@ -1,6 +1,7 @@
 """Whether every trained parameter gets a gradient, as an optimizer would let one without decay, unnoticed."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 
 from torch import Tensor
@@ -11,9 +12,9 @@ from greedysnake.models.skeleton import Skeleton
 _ONE_OF_MANY_EXPERTS = re.compile(r"experts?\.\d+\.")  # has none where the router sends it nothing, and that is right
 
 
-def reached(roots: Iterable[Tensor]) -> set[int]:
-    """Identities of the leaves that a backward from ``roots`` gives gradients."""
-    found: set[int] = set()
+def reached(roots: Iterable[Tensor]) -> Counter[int]:
+    """Identities of the leaves that a backward from ``roots`` gives gradients, and how many of them each."""
+    found: Counter[int] = Counter()
     seen = set()
     stack = [root.grad_fn for root in roots]
     while stack:
@@ -21,9 +22,11 @@ def reached(roots: Iterable[Tensor]) -> set[int]:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if hasattr(node, "variable"):
-            found.add(id(node.variable))
-        stack.extend(following for following, _ in node.next_functions)
+        for following, _ in node.next_functions:
+            if hasattr(following, "variable"):
+                found[id(following.variable)] += 1
+            else:
+                stack.append(following)
     return found
 
 
@@ -60,7 +63,7 @@ class Reach:
         left = self._left.get(unit)
         if left is None:
             return
-        for identity in reached(roots) & left.keys():
+        for identity in reached(roots).keys() & left.keys():
             del left[identity]
         self._passes[unit] = self._passes.get(unit, 0) + last
         if self._passes[unit] < micro_batches:

@@ -245,7 +245,7 @@ def _replace_tensors(model: PreTrainedModel, infos: dict[str, ParameterInfo]) ->
         empty = torch.empty(0, dtype=infos[name].dtype)
         replaced[name] = nn.Parameter(empty, requires_grad=infos[name].trainable)
         if infos[name].dtype != torch.float32 and infos[name].trainable:
-            replaced[name].grad_dtype = torch.float32  # gradients add up in float32, in place
+            replaced[name].grad_dtype = torch.float32  # gradients add up in float32 (models.gradient_sums)
     kept = kept_in_float32(model, model.dtype)
     saved = model.state_dict(keep_vars=True)
     for module_name, module in model.named_modules():

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from greedysnake.errors import ModelError
 from greedysnake.models.calls import LayerCall, UnsupportedCallError
+from greedysnake.models.gradient_sums import GradientSums
 from greedysnake.models.head_chunks import ChunkedHead, ChunkedLoss
 from greedysnake.models.initialize import mix_seed
 from greedysnake.models.keeping import Keeper, Kept
@@ -82,7 +83,8 @@ class StreamedModel:
         self._embedding_alone = {id(skeleton.parameters[name]): name for name in alone}
         self._reach = Reach(skeleton)
         self._native_loss = takes_loss_arguments(skeleton.model)
-        self._head = ChunkedHead(skeleton)
+        self._sums = GradientSums(skeleton.parameters.values())
+        self._head = ChunkedHead(skeleton, self._sums)
         for index, layer in enumerate(self._layers):
             layer.forward = self._make_forward(index)
 
@@ -238,6 +240,7 @@ class StreamedModel:
         for layer in self._layers:
             layer.__dict__.pop("forward", None)
         self._head.close()
+        self._sums.close()
 
     def on_device(self, value: Any) -> Any:
         """A tensor, or a mapping of them, where computation is."""
@@ -337,7 +340,7 @@ class StreamedModel:
 
     def _head_backward(self, work: Pass, root: Tensor, gradient: Tensor | None) -> None:
         try:
-            work.head_backward(root, gradient, self._embedding_alone)
+            work.head_backward(root, gradient, self._embedding_alone, self._sums)
         except UnsupportedCallError as error:
             raise self._refusal(str(error)) from error
 
@@ -352,7 +355,7 @@ class StreamedModel:
             roots += more_roots
             gradients += more_gradients
         self._note_reach(unit, roots, last=layers[0] == self.skeleton.unit_layers[unit][0])
-        torch.autograd.backward(roots, gradients)
+        self._sums.backward(roots, gradients)
         for index in layers:
             work.pass_on(index)
             work.calls[index] = None
@@ -365,7 +368,7 @@ class StreamedModel:
         roots, gradients = work.deferred()
         self._note_reach(0, roots)
         with self._saved.given(0, weights):
-            torch.autograd.backward(roots, gradients, inputs=[self.skeleton.parameters[name] for name in trained])
+            self._sums.backward(roots, gradients, inputs=[self.skeleton.parameters[name] for name in trained])
         del self._passes[work.index]
 
     def _note_reach(self, unit: int, roots: Iterable[Tensor], *, last: bool = True) -> None:

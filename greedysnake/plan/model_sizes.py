@@ -98,10 +98,13 @@ def _attention_matrix_bytes(config: PretrainedConfig) -> int:
 
 
 def _largest_gradient(skeleton: Skeleton, units: Sequence[int]) -> int:
-    """The largest gradient of units' parameters, in its own dtype, and in float32 too where that is another."""
+    """The largest gradient of units' parameters in its own dtype; of experts in one tensor, in float32 too.
+
+    Each expert's use of such a tensor is one of several, whose gradients autograd casts before it adds them.
+    """
     return max(
         (
-            slot.elements * (4 if slot.dtype == torch.float32 else slot.dtype.itemsize + 4)
+            slot.elements * (slot.dtype.itemsize + 4 * (len(slot.shape) > 2 and slot.dtype != torch.float32))
             for unit in units
             for slot in skeleton.layouts[unit].parameters
             if slot.trainable
