@@ -6,7 +6,7 @@ that the caller decides which micro-batch goes through which unit when. The mode
 layers, its masks, its head and its loss run as they are.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -189,7 +189,7 @@ class StreamedModel:
             if isinstance(reached, ChunkedLoss):
                 self._head_backward(work, reached.hidden, reached.gradient)
             else:
-                self._note_reach(len(self.skeleton.layouts) - 1, [loss])
+                self._reach.note(len(self.skeleton.layouts) - 1, [loss], micro_batches=len(self._micro_batches))
                 self._head_backward(work, loss.float() * self._loss_scale, None)
             last = work.calls[-1]
             if last is not None:
@@ -354,7 +354,8 @@ class StreamedModel:
             hidden, more_roots, more_gradients = work.call(index).roots(self._forwards[index], hidden)
             roots += more_roots
             gradients += more_gradients
-        self._note_reach(unit, roots, last=layers[0] == self.skeleton.unit_layers[unit][0])
+        last = layers[0] == self.skeleton.unit_layers[unit][0]
+        self._reach.note(unit, roots, micro_batches=len(self._micro_batches), last=last)
         self._sums.backward(roots, gradients)
         for index in layers:
             work.pass_on(index)
@@ -366,13 +367,10 @@ class StreamedModel:
     def _backward_embedding(self, work: Pass, weights: Tensor | None) -> None:
         trained = [slot.name for slot in self.skeleton.layouts[0].parameters if slot.trainable]
         roots, gradients = work.deferred()
-        self._note_reach(0, roots)
+        self._reach.note(0, roots, micro_batches=len(self._micro_batches))
         with self._saved.given(0, weights):
             self._sums.backward(roots, gradients, inputs=[self.skeleton.parameters[name] for name in trained])
         del self._passes[work.index]
-
-    def _note_reach(self, unit: int, roots: Iterable[Tensor], *, last: bool = True) -> None:
-        self._reach.note(unit, roots, micro_batches=len(self._micro_batches), last=last)
 
     @contextmanager
     def _carrying_gradients(self, unit: int) -> Iterator[None]:
