@@ -22,6 +22,15 @@ def fails(code: int) -> Fault:
     return fault
 
 
+def failing(code: int) -> Callable[..., None]:
+    """The error of this number, in place of a function of a module."""
+
+    def call(*_: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return call
+
+
 class FaultySystem(System):
     """The real system calls, some answered by a fault.
 

@@ -6,6 +6,8 @@ import torch
 
 from greedysnake.storage import BLOCK_BYTES, Store, aligned_empty
 
+SLOTS = ("slot0.bin", "slot1.bin")
+
 
 def content(size: int, seed: int) -> torch.Tensor:
     """Random bytes."""

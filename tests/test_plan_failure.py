@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from test_plan_search import GIB, MACHINES, machine, query
+from made_up_machines import GIB, MACHINES, machine, query
 
 from greedysnake.errors import GreedySnakeError
 from greedysnake.plan.query import PlanQuery

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from test_plan_search import GIB, MACHINES, SMALL, machine, query
+from made_up_machines import GIB, MACHINES, SMALL, machine, query
 
 from greedysnake.errors import ConfigError
 from greedysnake.plan.activations import BatchShape

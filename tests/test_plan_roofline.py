@@ -3,8 +3,8 @@
 from functools import cache
 
 import pytest
+from made_up_machines import GIB, MACHINES, machine, query
 from matplotlib import colors
-from test_plan_search import GIB, MACHINES, machine, query
 
 from greedysnake.errors import GreedySnakeError
 from greedysnake.plan.activations import BatchShape

@@ -9,7 +9,7 @@ from architectures import random_batches, small_config
 from committed import weights_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_plan_search import MACHINES, query
+from made_up_machines import MACHINES, query
 from test_schedule import CHOICES, shapes
 
 from greedysnake import AdamW, Trainer
