@@ -7,11 +7,12 @@ from greenlet import greenlet
 from one_type import BITWISE, CLOSE, try_type
 from plain import PlainTrainer
 from small_types import small_config_of
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from greedysnake import AdamW, Trainer
 from greedysnake.models.calls import LayerCall, UnsupportedCallError
+from greedysnake.models.gradient_sums import GradientSums
 from greedysnake.models.passing import Pass
 
 
@@ -46,19 +47,21 @@ def test_a_head_that_reads_a_frozen_embeddings_output_leaves_it_alone(tmp_path):
         torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
 
 
-def test_the_embeddings_part_of_the_heads_gradient_waits_for_its_backward():
-    weight, scale = (torch.randn(4, requires_grad=True) for _ in range(2))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_embeddings_part_of_the_heads_gradient_waits_for_its_backward(dtype):
+    weight, scale = (nn.Parameter(torch.randn(4, dtype=dtype)) for _ in range(2))
     embedded = weight.sin()
     work = passed([embedded])
-    output = torch.randn(4, requires_grad=True)
+    output = torch.randn(4, dtype=dtype, requires_grad=True)
     loss = (embedded * output * scale).sum()
     expected = torch.autograd.grad(loss, [weight, scale, output], retain_graph=True)
+    scale.grad_dtype = torch.float32
     scale.grad = torch.zeros(4)
     buffer = scale.grad
-    work.head_backward(loss, None, {id(weight): "embed.weight"})
+    work.head_backward(loss, None, {id(weight): "embed.weight"}, GradientSums([weight, scale]))
     assert weight.grad is None
     assert scale.grad is buffer
-    assert torch.equal(scale.grad, expected[1])
+    assert torch.equal(scale.grad, expected[1].float())
     assert torch.equal(output.grad, expected[2])
     roots, gradients = work.deferred()
     torch.autograd.backward(roots, gradients)
@@ -69,7 +72,7 @@ def test_a_head_that_reads_what_no_layer_was_given_is_refused():
     weight = torch.randn(4, requires_grad=True)
     loss = (weight.cos() * torch.randn(4, requires_grad=True)).sum()
     with pytest.raises(UnsupportedCallError, match=r"its head reads what embed\.weight gives"):
-        passed([weight.sin()]).head_backward(loss, None, {id(weight): "embed.weight"})
+        passed([weight.sin()]).head_backward(loss, None, {id(weight): "embed.weight"}, GradientSums([]))
 
 
 def test_a_head_that_reads_two_things_made_of_each_other_is_refused():
@@ -77,4 +80,6 @@ def test_a_head_that_reads_two_things_made_of_each_other_is_refused():
     embedded = weight.sin()
     between = embedded * output
     with pytest.raises(UnsupportedCallError, match="what was computed between layers"):
-        passed([embedded, between]).head_backward((embedded + between).sum(), None, {id(weight): "embed.weight"})
+        passed([embedded, between]).head_backward(
+            (embedded + between).sum(), None, {id(weight): "embed.weight"}, GradientSums([])
+        )

@@ -5,6 +5,7 @@ parameter of memory that is new each time, whose page faults took a tenth of a l
 """
 
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -44,25 +45,34 @@ class GradientSums:
         """Go back from ``roots``, as ``torch.autograd.backward`` does."""
         once = (self._narrow.get(identity) for identity, times in reached(roots).items() if times == 1)
         apart = [parameter for parameter in once if parameter is not None and parameter.grad is not None]
-        for parameter in apart:
-            self._sums[id(parameter)], parameter.grad = parameter.grad, None
-            parameter.grad_dtype = parameter.dtype
         try:
+            for parameter in apart:
+                self._sums[id(parameter)], parameter.grad = cast(Tensor, parameter.grad), None
+                # whatever dtype comes is added: float32 where the weight scales float32 numbers
+                parameter.grad_dtype = None
             torch.autograd.backward(roots, gradients, inputs=inputs)
         finally:
             for parameter in apart:
-                parameter.grad = None
-                parameter.grad_dtype = torch.float32
-                parameter.grad = self._sums.pop(id(parameter))
+                total = self._sums.pop(id(parameter), None)
+                if total is not None:
+                    parameter.grad = None
+                    parameter.grad_dtype = torch.float32
+                    parameter.grad = total
 
     def _add(self, parameter: Tensor) -> None:
         total, gradient = self._sums.get(id(parameter)), parameter.grad
         if total is None or gradient is None:
             return  # autograd has added it
         parameter.grad = None
-        if gradient.device.type != "cpu" or gradient.numel() <= _PIECE:
-            total.add_(gradient)
-            return
-        rows = max(1, _PIECE * gradient.shape[0] // gradient.numel())
-        for own, piece in zip(total.split(rows), gradient.split(rows), strict=True):
+        for own, piece in _pieces(total, gradient):
             own.add_(piece)
+
+
+def _pieces(total: Tensor, gradient: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+    """Both in parts that follow on each other: on a GPU, whose kernels cast as they add, in one."""
+    if gradient.device.type != "cpu" or gradient.numel() <= _PIECE:
+        return [(total, gradient)]
+    if total.is_contiguous() and gradient.is_contiguous():
+        return zip(total.view(-1).split(_PIECE), gradient.view(-1).split(_PIECE), strict=True)
+    rows = max(1, _PIECE * gradient.shape[0] // gradient.numel())
+    return zip(total.split(rows), gradient.split(rows), strict=True)

@@ -81,12 +81,10 @@ class Pass:
                 raise UnsupportedCallError(f"its head reads what {embedding[id(leaf)]} gives, and no layer does")
         if any(_graph(tensor, _by_node(read))[1] for tensor in read):
             raise UnsupportedCallError("its head reads what was computed between layers, and what that was made of")
-        shares = torch.autograd.grad([root], [*read, *ours], None if gradient is None else [gradient])
-        for tensor, share in zip(read, shares, strict=False):
+        shares = torch.autograd.grad([root], read, None if gradient is None else [gradient], retain_graph=True)
+        for tensor, share in zip(read, shares, strict=True):
             self._defer(tensor, share)
-        with torch.no_grad():
-            for leaf, share in zip(ours, shares[len(read) :], strict=True):
-                leaf.grad = share.clone() if leaf.grad is None else leaf.grad.add_(share)
+        sums.backward([root], [gradient], inputs=ours)
 
     def pass_on(self, index: int) -> None:
         """Hand the gradients of what a layer was given on to where it came from."""

@@ -23,7 +23,7 @@ def reached(roots: Iterable[Tensor]) -> Counter[int]:
             continue
         seen.add(node)
         for following, _ in node.next_functions:
-            if hasattr(following, "variable"):
+            if following is not None and hasattr(following, "variable"):
                 found[id(following.variable)] += 1
             else:
                 stack.append(following)

@@ -1,13 +1,15 @@
 """What of a real model decides how much memory computation takes."""
 
+import re
 from collections.abc import Sequence
 
-import torch
 from transformers import PretrainedConfig
 
 from greedysnake.models.head_chunks import head_problem
 from greedysnake.models.skeleton import Skeleton
 from greedysnake.plan.activations import ActivationSizes, BatchShape, UnitActivations
+
+_EXPERTS_TOGETHER = re.compile(r"(?<!shared_)experts?\.(?!\d)")
 
 
 def activation_sizes(skeleton: Skeleton) -> ActivationSizes:
@@ -102,12 +104,11 @@ def _largest_gradient(skeleton: Skeleton, units: Sequence[int]) -> int:
 
     Each expert's use of such a tensor is one of several, whose gradients autograd casts before it adds them.
     """
-    return max(
-        (
-            slot.elements * (slot.dtype.itemsize + 4 * (len(slot.shape) > 2 and slot.dtype != torch.float32))
-            for unit in units
-            for slot in skeleton.layouts[unit].parameters
-            if slot.trainable
-        ),
-        default=0,
-    )
+    sizes = [
+        slot.elements
+        * (slot.dtype.itemsize + (4 if _EXPERTS_TOGETHER.search(slot.name) and slot.dtype.itemsize < 4 else 0))
+        for unit in units
+        for slot in skeleton.layouts[unit].parameters
+        if slot.trainable
+    ]
+    return max(sizes, default=0)
