@@ -43,7 +43,8 @@ class GradientSums:
         inputs: Sequence[Tensor] | None = None,
     ) -> None:
         """Go back from ``roots``, as ``torch.autograd.backward`` does."""
-        once = (self._narrow.get(identity) for identity, times in reached(roots).items() if times == 1)
+        uses = reached(roots) if self._narrow else {}
+        once = (self._narrow.get(identity) for identity, times in uses.items() if times == 1)
         apart = [parameter for parameter in once if parameter is not None and parameter.grad is not None]
         try:
             for parameter in apart:
