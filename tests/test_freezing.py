@@ -17,8 +17,8 @@ from greedysnake.errors import ConfigError, StorageError
 from greedysnake.models.skeleton import build_skeleton
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.describe import describe_model
+from greedysnake.plan.phases import step_totals
 from greedysnake.plan.placement import step_shape
-from greedysnake.plan.program import step_totals
 from greedysnake.schedule import Kind
 from greedysnake.storage import Store
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from made_up_machines import MACHINES, SMALL, TIED, plan_for, query
 
 from greedysnake.plan.activations import BatchShape
+from greedysnake.plan.phases import phase_work
 from greedysnake.plan.placer import Placer
-from greedysnake.plan.program import phase_work
 from greedysnake.plan.query import Case
 from greedysnake.plan.search import search
 from greedysnake.plan.step_costs import least_shared
@@ -20,9 +20,9 @@ from greedysnake.schedule import BUILDERS, Choices, Kind, Resource, Tier
 @pytest.mark.parametrize("workload", [SMALL, TIED], ids=["untied", "tied"])
 @pytest.mark.parametrize("separate", [True, False])
 @pytest.mark.parametrize(("alpha", "waits"), [(0.0, True), (0.0, False), (0.5, True), (0.5, False), (1.0, False)])
-@pytest.mark.parametrize("tiers", product((0.0, 0.5, 1.0), (Tier.HOST, Tier.SSD)))
-def test_the_program_counts_the_bytes_and_seconds_of_the_real_schedule(workload, separate, alpha, waits, tiers):
-    on_ssd, gradients = tiers
+@pytest.mark.parametrize("places", product((0.0, 0.5, 1.0), (Tier.HOST, Tier.SSD), (None, 1)))
+def test_the_program_counts_the_bytes_and_seconds_of_the_real_schedule(workload, separate, alpha, waits, places):
+    on_ssd, gradients, group_size = places
     kept = on_ssd if separate else 1 - on_ssd
     hardware = MACHINES["accelerator" if separate else "cpu"].model_copy(update={"operation_seconds": 0.0})
     batch = BatchShape(micro_batches=3, rows=1, tokens=1024)
@@ -33,6 +33,7 @@ def test_the_program_counts_the_bytes_and_seconds_of_the_real_schedule(workload,
         boundaries_on_ssd=on_ssd,
         kept_activations=kept,
         gradients=gradients,
+        group_size=group_size,
         weight_slots=3,
         gradient_slots=2,
         state_slots=4,
@@ -61,7 +62,8 @@ def test_the_program_counts_the_bytes_and_seconds_of_the_real_schedule(workload,
                 moved[operation.resource] += costs.work(operation, shape)
         else:
             moved[operation.resource] += operation.bytes
-    work = phase_work(shape, costs, delayed_share=alpha, wait_for_norm=waits, separate_device=separate)
+    groups = len(choices.groups(shape))
+    work = phase_work(shape, costs, delayed_share=alpha, wait_for_norm=waits, separate_device=separate, groups=groups)
     shares = {
         "resident_weights": 0.0,
         "resident_state": 0.0,
@@ -72,13 +74,12 @@ def test_the_program_counts_the_bytes_and_seconds_of_the_real_schedule(workload,
     }
     for resource in (Resource.SSD_READ, Resource.SSD_WRITE, Resource.H2D, Resource.D2H):
         planned = sum(getattr(phase, resource).at(shares) for phase in work.values())
-        # a tied embedding's gradient crosses twice, and a head's weights may be loaded once more at the end
-        slack = (
-            2 * shape.units[0].gradient_bytes if workload is TIED and resource in (Resource.H2D, Resource.D2H) else 1
-        )
+        # a tied embedding's gradient crosses twice a group, and a head's weights may be loaded once more at the end
+        tied_crosses = workload is TIED and resource in (Resource.H2D, Resource.D2H)
+        slack = 2 * groups * shape.units[0].gradient_bytes if tied_crosses else 1
         assert planned == pytest.approx(moved[resource], abs=slack), resource
     # bytes that move at the end, where nothing is computed, take no time from it
-    beside = [work[name] for name in ("forward", "backward")]
+    beside = [work[name] for name in ("forward", "between", "backward")]
     moved[Resource.COMPUTE] += lost * sum((phase.ssd_read + phase.ssd_write).at(shares) for phase in beside)
     for resource in (Resource.COMPUTE, Resource.CPU):
         planned = sum(getattr(phase, resource).at(shares) for phase in work.values())

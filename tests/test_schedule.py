@@ -64,6 +64,7 @@ CHOICES = st.builds(
     resident_weights=st.sampled_from([0.0, 0.3, 1.0]),
     resident_state=st.sampled_from([0.0, 0.5, 1.0]),
     gradients=st.sampled_from([Tier.HOST, Tier.SSD]),
+    group_size=st.one_of(st.none(), st.integers(1, 6)),
     snake=st.booleans(),
     weight_slots=st.integers(1, 4),
     gradient_slots=st.integers(1, 3),
@@ -107,15 +108,16 @@ def test_a_step_does_everything_once(shape, choices, name):
 
 @settings(max_examples=100, deadline=None)
 @given(shapes(), CHOICES)
-def test_vertical_moves_each_byte_of_weights_at_most_twice_plus_ties_and_late_updates(shape, choices):
+def test_vertical_moves_each_byte_of_weights_at_most_twice_a_group_plus_ties_and_late_updates(shape, choices):
     schedule = BUILDERS["vertical"](shape, choices, pending=True)
     loads = [o.unit for o in schedule.operations if o.kind == Kind.LOAD_WEIGHTS]
     for unit in range(len(shape.units)):
-        extra = (shape.tied and unit == 0) + choices.wait_for_norm
-        assert loads.count(unit) <= 2 + extra
+        ties = shape.tied and unit == 0
+        assert loads.count(unit) <= (2 + ties) * len(choices.groups(shape)) + choices.wait_for_norm
     head = len(shape.units) - 1
     order = schedule.backward_order(head)
-    assert order == (list(reversed(range(shape.micro_batches))) if choices.snake and head % 2 else sorted(order))
+    groups = [list(group) for group in choices.groups(shape)]
+    assert order == [m for group in groups for m in (reversed(group) if choices.snake and head % 2 else group)]
 
 
 @settings(max_examples=100, deadline=None)

@@ -16,7 +16,7 @@ from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.forecast import CHINCHILLA_TOKENS, SHOWN_RESOURCES, Forecast, forecast, where
 from greedysnake.plan.hardware import Hardware, load_hardware, profile_names
 from greedysnake.plan.presets import MODEL_PRESETS
-from greedysnake.plan.query import PlanQuery
+from greedysnake.plan.query import Case, PlanQuery
 from greedysnake.plan.roofline import roofline_points
 from greedysnake.plan.snapshots import DEFAULT_SNAPSHOT_STEPS
 from greedysnake.report import wording
@@ -198,6 +198,7 @@ def print_forecast(found: Forecast, console: Console, tokens: float | None) -> N
         f"{rate(step.ssd_read_bytes / step.seconds)} and {rate(step.ssd_written_bytes / step.seconds)}",
         "",
         "[bold]Where things go[/]",
+        f"  micro-batches      {_groups(case)}",
         f"  optimizer steps    {percent(choices.delayed_share)} delayed into the next forward"
         + (", the rest after the backward, when the norm is known" if choices.wait_for_norm else ""),
         f"  weights            {percent(choices.resident_weights)} stay in host memory",
@@ -227,6 +228,14 @@ def print_forecast(found: Forecast, console: Console, tokens: float | None) -> N
     lines.append(f"Computation: {basis}. The machine's figures:")
     lines += [f"  {escape(figure)}: {escape(source)}" for figure, source in machine.sources.items()]
     console.print("\n".join(lines))
+
+
+def _groups(case: Case) -> str:
+    """How many micro-batches go through the layers together."""
+    count, size = case.batch.micro_batches, case.choices.group_size
+    if size is None or size >= count:
+        return "all go through a layer together"
+    return f"in groups of {size} of the {count}, each forward and backward before the next"
 
 
 def _boundaries(choices: Choices) -> str:

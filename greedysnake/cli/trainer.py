@@ -76,6 +76,7 @@ def changeable_settings(config: RunConfig) -> dict[str, Any]:
         "hardware": named_hardware(engine.hardware),
         "delayed_share": engine.delayed_share,
         "schedule": engine.schedule,
+        "group_size": engine.group_size,
         "snake": engine.snake,
         "overlap": engine.overlap,
         "boundaries_on_device": engine.boundaries_on_device,

@@ -28,6 +28,13 @@ class EngineConfig(Section):
         description="`vertical`: all micro-batches of a step pass a layer before the next layer begins. "
         "`horizontal`: one micro-batch after another, the baseline.",
     )
+    group_size: Count | None = Field(
+        default=None,
+        description="Micro-batches that pass the layers together, forward and backward, before the next ones begin, in "
+        "the vertical schedule. Fewer than all need less memory for activations, and read all weights once more in "
+        "each direction for each group. null: planned; by the rule all. With `snake`, another size sums micro-batches "
+        "in another order, and so rounds differently; what was planned stays for the whole run.",
+    )
     delayed_share: Share | None = Field(
         default=None,
         description="Share of each layer's optimizer step that runs behind the next forward pass (α); null: planned.",

@@ -1,7 +1,7 @@
 """A run's model, store and device at work: plans made ready for batches, and schedules carried out."""
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -32,6 +32,8 @@ class Runner:
         store: holds weights and state.
         prepared: what is ready to run; None before the first batch is known.
         delayed: scalars of the updates that the last step left for the next one; None if it left none.
+        groups: micro-batches that go through the units together, as planned, by the number of those in a step; what
+            was planned once stays, as it decides the order of additions.
         usable: whether weights and state are those of a whole step, and the store is open.
 
     Args:
@@ -40,16 +42,25 @@ class Runner:
         device: where computation runs; closed with the runner.
         optimizer: settings of the updates.
         request: what plans are asked for.
+        groups: planned before.
     """
 
     def __init__(
-        self, model: StreamedModel, store: Store, device: Device, *, optimizer: AdamW, request: PlanRequest
+        self,
+        model: StreamedModel,
+        store: Store,
+        device: Device,
+        *,
+        optimizer: AdamW,
+        request: PlanRequest,
+        groups: Mapping[int, int],
     ) -> None:
         self.model = model
         self.store = store
         self.prepared: PreparedPlan | None = None
         self.delayed: UpdateScalars | None = None
         self.usable = True
+        self.groups = dict(groups)
         self._device = device
         self._optimizer = optimizer
         self._request = request
@@ -84,12 +95,17 @@ class Runner:
             self.store_residents()
             self.prepared = before = None  # its memory is free for the new plan
         self._device.release_host()
-        plan = make_plan(self.model.skeleton, batch, self._request)
+        request = self._request
+        if request.group_size is None:
+            request = replace(request, group_size=self.groups.get(batch.micro_batches))
+        plan = make_plan(self.model.skeleton, batch, request)
         self.store.reserve_scratch(scratch_of(plan, self.model.skeleton))
         return self.reserve(plan)
 
     def reserve(self, plan: Plan) -> PreparedPlan:
         """Memory for everything that the plan's schedules need."""
+        if self._request.group_size is None and self._request.schedule == "vertical":
+            self.groups.setdefault(plan.batch.micro_batches, plan.choices.together(plan.shape))
         self.prepared = PreparedPlan(plan, self.model, self.store, optimizer=self._optimizer, device=self._device)
         return self.prepared
 
@@ -135,7 +151,10 @@ class Runner:
         return total / tokens
 
     def _planned_at_once(self) -> int:
-        return _UNPLANNED_AT_ONCE if self.prepared is None else self.prepared.plan.batch.micro_batches
+        if self.prepared is None:
+            return _UNPLANNED_AT_ONCE
+        plan = self.prepared.plan
+        return plan.choices.together(plan.shape)
 
     def _summed_loss(self, group: Sequence[MicroBatch], step: int) -> float:
         """Summed loss of micro-batches that go through the model together."""

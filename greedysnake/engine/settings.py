@@ -37,6 +37,9 @@ class TrainerSettings:
             here is planned and a step's time predicted; a file, the name of a shipped profile, or None: a rule instead.
         delayed_share: α, the part of each unit's update that runs in the next step; None: planned.
         schedule: ``"vertical"``, or ``"horizontal"``, the baseline.
+        group_size: micro-batches that go through the units together before the next ones begin; None: planned, all of
+            them without the machine's figures. With ``snake``, another size rounds differently; what was planned stays
+            for the whole run, also when it is resumed.
         seed: of random weights and dropout.
         layers_per_unit: decoder layers loaded and computed as one; None: planned, where the machine's figures and the
             batch are known when the trainer is made, else 1. With ``snake``, another size rounds differently.
@@ -81,6 +84,7 @@ class TrainerSettings:
     hardware: Hardware | None = None
     delayed_share: float | None = None
     schedule: str = "vertical"
+    group_size: int | None = None
     seed: int = 0
     layers_per_unit: int | None = 1
     snake: bool = True
@@ -112,6 +116,7 @@ class TrainerSettings:
             shares={name: getattr(self, name) for name in SHARES},
             counts={
                 "layers_per_unit": self.layers_per_unit,
+                "group_size": self.group_size,
                 "snapshot_every": self.snapshot_every,
                 "max_skipped_steps": self.max_skipped_steps,
                 "head_chunk_tokens": self.head_chunk_tokens,
@@ -171,6 +176,7 @@ class TrainerSettings:
         return PlanRequest(
             hardware=self.hardware,
             layers_per_unit=self.layers_per_unit,
+            group_size=self.group_size,
             snapshot_every=self.steps_between_snapshots,
             schedule=self.schedule,
             delayed_share=self.delayed_share,

@@ -66,6 +66,7 @@ def _least(query: PlanQuery, batch: BatchShape) -> Case:
         delayed_share=alpha,
         wait_for_norm=query.waits_for_norm(alpha),
         separate_device=query.hardware.separate_device,
+        group_size=query.group_size,
         boundaries_on_device=on_device,
         boundaries_on_ssd=1 - on_device if query.boundaries_on_ssd is None else query.boundaries_on_ssd,
         kept_activations=query.kept_activations or 0.0,

@@ -257,12 +257,12 @@ def _larger_batch(query: PlanQuery, candidate: Candidate) -> list[Case]:
     """
     case, placer = candidate.case, Placer(query)
     batch = replace(case.batch, micro_batches=2 * case.batch.micro_batches)
-    alpha, unit_size = case.choices.delayed_share, case.layers_per_unit
-    shortest = placer.place(batch, alpha, unit_size, placer.fixed_shares())
+    alpha, unit_size, group_size = case.choices.delayed_share, case.layers_per_unit, case.choices.group_size
+    shortest = placer.place(batch, alpha, unit_size, placer.fixed_shares(), group_size)
     if shortest is not None and 2 * candidate.mean_seconds <= _NO_ROOM * shortest.seconds:
         return []
     same = placer.fit_shares(replace(case, batch=batch))
-    cases = [*([] if same is None else [same]), *placer.cases(batch, alpha, unit_size)[:1]]
+    cases = [*([] if same is None else [same]), *placer.cases(batch, alpha, unit_size, group_size)[:1]]
     return list(dict.fromkeys(cases))
 
 
@@ -290,10 +290,12 @@ def _replaced(query: PlanQuery, candidate: Candidate) -> list[Case]:
     """
     case, placer = candidate.case, Placer(query)
     batch, alpha, unit_size = case.batch, case.choices.delayed_share, case.layers_per_unit
-    shortest = placer.place(batch, alpha, unit_size, placer.fixed_shares())
+    group_size = case.choices.group_size
+    shortest = placer.place(batch, alpha, unit_size, placer.fixed_shares(), group_size)
     if shortest is None or candidate.mean_seconds <= _NO_ROOM * shortest.seconds:
         return []
-    return Placer(replace(query, gradients=case.choices.gradients)).cases(batch, alpha, unit_size)[:1]
+    same_tier = Placer(replace(query, gradients=case.choices.gradients))
+    return same_tier.cases(batch, alpha, unit_size, group_size)[:1]
 
 
 def _faster_disks(machine: Hardware) -> Hardware:

@@ -18,10 +18,11 @@ from greedysnake.units import format_bytes
 BASELINES = ("zero-infinity", "zero-offload")
 ORDERS = (*sorted(BUILDERS), *BASELINES)
 _NOT_ITS_OWN = {
-    "zero-infinity": ("delayed_share", "resident_state"),
-    "zero-offload": ("delayed_share", "resident_state", "resident_weights"),
+    "horizontal": ("group_size",),
+    "zero-infinity": ("group_size", "delayed_share", "resident_state"),
+    "zero-offload": ("group_size", "delayed_share", "resident_state", "resident_weights"),
 }
-"""What another system's order leaves no choice of."""
+"""What an order leaves no choice of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +126,7 @@ def simulate_given(query: PlanQuery) -> GivenStep:
         delayed_share=alpha,
         wait_for_norm=query.waits_for_norm(alpha),
         separate_device=query.hardware.separate_device,
+        group_size=query.group_size,
         boundaries_on_device=query.boundaries_on_device or 0.0,
         boundaries_on_ssd=query.boundaries_on_ssd or 0.0,
         kept_activations=query.kept_activations or 0.0,

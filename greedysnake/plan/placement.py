@@ -169,7 +169,7 @@ def make_plan(skeleton: Skeleton, batch: BatchShape, request: PlanRequest, wish:
             host_budget=budget,
             device_bytes=device,
             device_budget=request.device_memory,
-            reasons=(*reasons, *_placement_reasons(choices, request)),
+            reasons=(*reasons, *_group_reasons(choices, shape, request), *_placement_reasons(choices, request)),
             head_chunk_tokens=head_tokens,
         )
 
@@ -184,6 +184,7 @@ def make_plan(skeleton: Skeleton, batch: BatchShape, request: PlanRequest, wish:
             boundaries_first=found.boundaries_first,
             kept_activations=request.kept_activations or 0.0,
             gradients=gradient_tier,
+            group_size=found.group_size,
             snake=request.snake,
             overlap=request.overlap,
             resident_weights=request.resident_weights or 0.0,
@@ -256,12 +257,13 @@ def _with_kept(plan: Plan, plan_with: Callable[[Choices], Plan], request: PlanRe
     if request.kept_activations is not None or not plan.shape.kept_bytes:
         return plan
     most = wish.kept_activations
+    at_once = len(plan.shape.keepers) * plan.choices.together(plan.shape)
     pairs = len(plan.shape.keepers) * plan.shape.micro_batches
 
     def kept_plan(part: float) -> Plan:
         return plan_with(replace(plan.choices, kept_activations=part * most))
 
-    part = _largest(lambda part: kept_plan(part).leaves(KEPT_LEAVES), steps=max(1, pairs))
+    part = _largest(lambda part: kept_plan(part).leaves(KEPT_LEAVES), steps=max(1, at_once))
     plan = kept_plan(part)
     reason = (
         f"activations of {plan.choices.kept_count(plan.shape)} of {pairs} pairs of a unit and a micro-batch are kept"
@@ -345,6 +347,15 @@ def _needs(
         if pool.tier != Tier.SSD and pool.bytes:
             (host if pool.tier == Tier.HOST else device)[pool_name] = pool.bytes
     return host, device
+
+
+def _group_reasons(choices: Choices, shape: StepShape, request: PlanRequest) -> list[str]:
+    """Why micro-batches go in groups, if they do."""
+    together, count = choices.together(shape), shape.micro_batches
+    if together == count:
+        return []
+    why = "as configured, or as planned when the run began" if request.group_size else "the shortest simulated step"
+    return [f"micro-batches in groups of {together} of {count}, each forward and backward before the next: {why}"]
 
 
 def _placement_reasons(choices: Choices, request: PlanRequest) -> list[str]:

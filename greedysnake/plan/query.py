@@ -30,6 +30,7 @@ class PlanQuery:
         micro_batches: M.
         rows: sequences of a micro-batch, B.
         layers_per_unit: decoder layers loaded and computed as one.
+        group_size: micro-batches that go through the units together, before the next ones begin.
         delayed_share: α.
         boundaries_on_device, boundaries_on_ssd: shares of the boundaries that wait there; the rest is in host memory.
         kept_activations: share of the activations that are kept for the backward instead of being recomputed.
@@ -55,6 +56,7 @@ class PlanQuery:
     micro_batches: int | None = None
     rows: int | None = None
     layers_per_unit: int | None = None
+    group_size: int | None = None
     delayed_share: float | None = None
     boundaries_on_device: float | None = None
     boundaries_on_ssd: float | None = None

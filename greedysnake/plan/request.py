@@ -17,6 +17,7 @@ class PlanRequest:
         hardware: the machine's figures; None where they are not known.
         schedule: ``"vertical"`` or ``"horizontal"``.
         layers_per_unit: decoder layers loaded and computed as one.
+        group_size: micro-batches that go through the units together, before the next ones begin.
         delayed_share: α.
         snake: whether every other unit takes the micro-batches in reverse.
         overlap: whether operations of different resources run at the same time.
@@ -37,6 +38,7 @@ class PlanRequest:
     hardware: Hardware | None = None
     schedule: str = "vertical"
     layers_per_unit: int | None = None
+    group_size: int | None = None
     delayed_share: float | None = None
     snake: bool = True
     overlap: bool = True
@@ -71,6 +73,7 @@ class PlanRequest:
             micro_batches=batch.micro_batches,
             rows=batch.rows,
             layers_per_unit=self.layers_per_unit,
+            group_size=self.group_size,
             delayed_share=self.delayed_share,
             boundaries_on_device=self.boundaries_on_device,
             boundaries_on_ssd=self.boundaries_on_ssd,

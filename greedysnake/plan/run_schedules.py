@@ -50,7 +50,7 @@ class RunSchedules:
     def fitted_pools(self) -> dict[str, Pool]:
         """The memory of all of them, each slot as large as what any brings into it."""
         steps = [self.step(pending=pending) for pending in (True, False)]  # a snapshot fills no slots
-        schedules = [*steps, self.flush(), self.evaluation(self.shape.micro_batches)]
+        schedules = [*steps, self.flush(), self.evaluation(self.choices.together(self.shape))]
         return fit_pools(steps[0].pools, slot_extents(schedules, self.shape))
 
     def _once(self, name: str, build: Callable[[], Schedule]) -> Schedule:

@@ -7,6 +7,7 @@ a queue, so its winner and those near it are simulated, and what counts is the s
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby, product
+from math import ceil
 
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.collecting import without_collecting
@@ -36,9 +37,10 @@ SIMULATED_OPERATIONS = 200_000
 
 @dataclass(frozen=True, kw_only=True)
 class _Bound:
-    """The program's answer for one batch and α."""
+    """The program's answer for one batch, cut into groups, and α."""
 
     batch: BatchShape
+    group_size: int | None
     delayed_share: float
     placement: Placement
 
@@ -121,6 +123,20 @@ def batches(query: PlanQuery) -> Iterator[BatchShape]:
         yield _batch(query, micro_batches, rows)
 
 
+def group_sizes(query: PlanQuery, batch: BatchShape) -> list[int | None]:
+    """Ways to cut a batch into groups of micro-batches, None for a single one.
+
+    Where the batch is free, it is as large as one group should be.
+    """
+    count = batch.micro_batches
+    if query.group_size is not None:
+        return [query.group_size if query.group_size < count else None]
+    if query.sequences is None and query.micro_batches is None:
+        return [None]
+    halves = [ceil(count / 2**i) for i in range(1, count.bit_length() + 1)]
+    return [None, *(size for size in dict.fromkeys(halves) if size < count)]
+
+
 def _batch(query: PlanQuery, micro_batches: int, rows: int) -> BatchShape:
     return BatchShape(micro_batches=micro_batches, rows=rows, tokens=query.tokens, mask_bytes=query.mask_bytes)
 
@@ -149,10 +165,12 @@ def _bounds(query: PlanQuery, placer: Placer) -> list[_Bound]:
         sequences = batch.micro_batches * batch.rows
         if enough is not None and sequences > _LARGER * enough:
             break
-        for alpha in alphas:
-            placement = placer.place(batch, alpha, query.layers_per_unit or 1, placer.fixed_shares())
+        for group_size, alpha in product(group_sizes(query, batch), alphas):
+            layers = query.layers_per_unit or 1
+            placement = placer.place(batch, alpha, layers, placer.fixed_shares(), group_size)
             if placement is not None:
-                bounds.append(_Bound(batch=batch, delayed_share=alpha, placement=placement))
+                found = _Bound(batch=batch, group_size=group_size, delayed_share=alpha, placement=placement)
+                bounds.append(found)
                 best = max(best, bounds[-1].tokens_per_second)
         if enough is None and best >= 0.99 * compute_roof(query, batch):
             enough = sequences
@@ -236,12 +254,12 @@ def _simulate_near(query: PlanQuery, placer: Placer, bounds: list[_Bound], trial
     unit_size = query.layers_per_unit or 1
     best: Candidate | None = None
     for bound in _first_of_each_batch(near):
-        cases = placer.cases(bound.batch, bound.delayed_share, unit_size)
+        cases = placer.cases(bound.batch, bound.delayed_share, unit_size, bound.group_size)
         # the shortest by the program, and the one that leaves the fewest boundaries to SSD
         fewest = sorted(cases, key=lambda case: case.choices.boundaries_on_ssd)[:2]
         best = trials.best(dict.fromkeys([*fewest, *cases[:3]]), best)
     for bound in in_order if best is None else ():  # what fits in parts need not fit whole
-        best = best or trials.best(placer.cases(bound.batch, bound.delayed_share, unit_size))
+        best = best or trials.best(placer.cases(bound.batch, bound.delayed_share, unit_size, bound.group_size))
     return best
 
 
@@ -257,6 +275,6 @@ def _refined(placer: Placer, best: Candidate, trials: Trials) -> Candidate:
 
 def _first_of_each_batch(bounds: list[_Bound]) -> list[_Bound]:
     """The three best of the best batch, and the best of the next two ways to cut the batch."""
-    shapes = list(dict.fromkeys(bound.batch for bound in bounds))[:3]
-    found = [bound for bound in bounds if bound.batch == shapes[0]][:3]
-    return found + [next(bound for bound in bounds if bound.batch == shape) for shape in shapes[1:]]
+    cuts = list(dict.fromkeys((bound.batch, bound.group_size) for bound in bounds))[:3]
+    of_cut = [[bound for bound in bounds if (bound.batch, bound.group_size) == cut] for cut in cuts]
+    return of_cut[0][:3] + [own[0] for own in of_cut[1:]]

@@ -34,6 +34,7 @@ class Wish:
     Attributes:
         delayed_share: α.
         layers_per_unit: decoder layers loaded and computed as one.
+        group_size: micro-batches that go through the units together; None: all.
         slots: numbers of buffers, the first that fit.
         gradients: tiers for gradients that wait, the first that fits.
         boundaries_on_device: share that stays on the device, or less.
@@ -46,6 +47,7 @@ class Wish:
 
     delayed_share: float
     layers_per_unit: int
+    group_size: int | None
     slots: tuple[Choices, ...]
     gradients: tuple[Tier, ...]
     boundaries_on_device: float
@@ -93,6 +95,7 @@ def by_rule(request: PlanRequest) -> Wish:
     return Wish(
         delayed_share=share,
         layers_per_unit=request.layers_per_unit or 1,
+        group_size=request.group_size,
         slots=SLOTS,
         gradients=(request.gradients,) if request.gradients else (Tier.HOST, Tier.SSD),
         boundaries_on_device=_or(request.boundaries_on_device, 1.0 if request.separate_device else 0.0),
@@ -114,6 +117,7 @@ def by_search(skeleton: Skeleton, batch: BatchShape, request: PlanRequest, hardw
     return Wish(
         delayed_share=choices.delayed_share,
         layers_per_unit=found.case.layers_per_unit,
+        group_size=choices.group_size,
         slots=slots,
         gradients=(request.gradients,) if request.gradients else tuple(dict.fromkeys((choices.gradients, Tier.SSD))),
         boundaries_on_device=choices.boundaries_on_device,

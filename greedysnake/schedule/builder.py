@@ -15,7 +15,6 @@ class ScheduleBuilder(OperationTape):
         shape: sizes of the step.
         choices: what the plan decided.
         pending: whether the step before left delayed gradients, so that their updates come first.
-        partial_sums: whether gradients are put away between micro-batches.
         snapshot: whether the state after the step before is committed, once its delayed updates have been made.
     """
 
@@ -25,11 +24,9 @@ class ScheduleBuilder(OperationTape):
         choices: Choices,
         *,
         pending: bool,
-        partial_sums: bool = False,
         snapshot: bool = False,
     ) -> None:
-        holds_all = partial_sums or choices.wait_for_norm
-        super().__init__(make_pools(shape, choices, holds_all=holds_all, one_by_one=partial_sums))
+        super().__init__(make_pools(shape, choices))
         self.shape = shape
         self.choices = choices
         self.pending = pending
@@ -117,10 +114,10 @@ class ScheduleBuilder(OperationTape):
             if slot is not None and slot.pool != "resident_weights":
                 self.release(slot)
 
-    def backward_loads(self, unit: int) -> bool:
-        """Whether a unit's weights are needed in the backward phase, by its backward or by its updates."""
+    def backward_loads(self, unit: int, *, last: bool) -> bool:
+        """Whether a unit's weights are needed in a backward, by itself or by the updates after the ``last`` one."""
         sizes = self.shape.units[unit]
-        updates = bool(self.choices.prompt_chunks(sizes)) and not self.choices.wait_for_norm
+        updates = last and bool(self.choices.prompt_chunks(sizes)) and not self.choices.wait_for_norm
         return sizes.backward_needs_weights or updates
 
     def _update(

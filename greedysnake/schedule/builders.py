@@ -12,11 +12,14 @@ from greedysnake.schedule.shape import Choices, StepShape
 
 
 def build_vertical(shape: StepShape, choices: Choices, *, pending: bool, snapshot: bool = False) -> Schedule:
-    """One optimizer step with every micro-batch through a unit before any goes through the next.
+    """One optimizer step with every micro-batch of a group through a unit before any goes through the next.
 
-    A unit's weights cross SSD once in the forward and once in the backward, and its gradient is complete,
-    once, when its backward ends. Every other visit takes the micro-batches in reverse (the snake), so the
+    With one group, a unit's weights cross SSD once in the forward and once in the backward, and its gradient is
+    complete, once, when its backward ends. Every other visit takes the micro-batches in reverse (the snake), so the
     activation produced last is used first. Source: GreedySnake paper, arXiv 2512.17570.
+
+    With several, one goes forward and backward after the other: only one's boundaries exist at a time, weights cross
+    once more in each direction for each group, and partial gradients are put away and brought back in between.
 
     Args:
         shape: sizes of the step.
@@ -24,50 +27,46 @@ def build_vertical(shape: StepShape, choices: Choices, *, pending: bool, snapsho
         pending: whether the step before left delayed gradients.
         snapshot: whether the state after the step before is committed on the way.
     """
-    build = ScheduleBuilder(shape, choices, pending=pending, snapshot=snapshot)
-    passes = Passes(build)
-    natural = list(range(shape.micro_batches))
-
-    def order(visit: int) -> list[int]:
-        return natural[::-1] if choices.snake and visit % 2 else natural
-
-    head = build.units - 1
-    for unit in range(head):
-        passes.forward(unit, order(unit), first=True)
-    passes.head(order(head), first=True, last=True)
-    for unit in reversed(range(shape.first_trained, head)):
-        passes.backward(unit, order(2 * head - unit), first=True, last=True)
-    build.finish_step()
-    schedule = build.build("vertical")
+    schedule = _build_groups("vertical", shape, choices, pending=pending, snapshot=snapshot)
     if not choices.boundaries_first:
         return schedule
-    return replace(schedule, operations=let_boundaries_pass(schedule.operations, shape.micro_batches))
+    return replace(schedule, operations=let_boundaries_pass(schedule.operations, choices.together(shape)))
 
 
 def build_horizontal(shape: StepShape, choices: Choices, *, pending: bool, snapshot: bool = False) -> Schedule:
-    """One optimizer step with every unit visited by one micro-batch before the next begins.
+    """One optimizer step with every unit visited by one micro-batch before the next begins: groups of one.
 
     The order of ZeRO-Infinity and of plain gradient accumulation: weights cross SSD twice for every
     micro-batch, and partial gradients are put away and brought back in between.
 
     Args:
         shape: sizes of the step.
-        choices: what the plan decided.
+        choices: what the plan decided, but for its groups.
         pending: whether the step before left delayed gradients.
         snapshot: whether the state after the step before is committed on the way.
     """
-    build = ScheduleBuilder(shape, choices, pending=pending, partial_sums=shape.micro_batches > 1, snapshot=snapshot)
+    alone = replace(choices, group_size=1)
+    return _build_groups("horizontal", shape, alone, pending=pending, snapshot=snapshot)
+
+
+def _build_groups(name: str, shape: StepShape, choices: Choices, *, pending: bool, snapshot: bool) -> Schedule:
+    """One group of micro-batches after another through all units, forward and backward."""
+    build = ScheduleBuilder(shape, choices, pending=pending, snapshot=snapshot)
     passes = Passes(build)
-    head = build.units - 1
-    for m in range(shape.micro_batches):
-        first, last = m == 0, m == shape.micro_batches - 1
+    head, groups = build.units - 1, choices.groups(shape)
+
+    def order(group: range, visit: int) -> range:
+        return group[::-1] if choices.snake and visit % 2 else group
+
+    for group in groups:
+        first, last = group is groups[0], group is groups[-1]
         for unit in range(head):
-            passes.forward(unit, [m], first=first)
-        passes.head([m], first=first, last=last)
+            passes.forward(unit, order(group, unit), first=first)
+        passes.head(order(group, head), first=first, last=last)
         for unit in reversed(range(shape.first_trained, head)):
-            passes.backward(unit, [m], first=first, last=last)
+            passes.backward(unit, order(group, 2 * head - unit), first=first, last=last)
     build.finish_step()
-    return build.build("horizontal")
+    return build.build(name)
 
 
 def build_flush(shape: StepShape, choices: Choices) -> Schedule:
@@ -83,9 +82,9 @@ def build_flush(shape: StepShape, choices: Choices) -> Schedule:
 
 def build_evaluation(shape: StepShape, choices: Choices) -> Schedule:
     """Loss of micro-batches, without gradients; no update may be pending."""
-    build = ScheduleBuilder(shape, choices, pending=False)
+    build = ScheduleBuilder(shape, replace(choices, group_size=None), pending=False)
     passes = Passes(build)
-    order = list(range(shape.micro_batches))
+    order = range(shape.micro_batches)
     for unit in range(build.units - 1):
         passes.forward(unit, order, first=False, keep=False)
     passes.loss(order)
@@ -94,8 +93,7 @@ def build_evaluation(shape: StepShape, choices: Choices) -> Schedule:
 
 def step_pools(name: str, shape: StepShape, choices: Choices) -> dict[str, Pool]:
     """The memory of the schedule called ``name``, without building the schedule."""
-    partial_sums = name == "horizontal" and shape.micro_batches > 1
-    return make_pools(shape, choices, holds_all=partial_sums or choices.wait_for_norm, one_by_one=partial_sums)
+    return make_pools(shape, replace(choices, group_size=1) if name == "horizontal" else choices)
 
 
 BUILDERS: dict[str, Callable[..., Schedule]] = {"vertical": build_vertical, "horizontal": build_horizontal}

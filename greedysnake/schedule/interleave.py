@@ -22,7 +22,7 @@ def let_boundaries_pass(operations: Sequence[Operation], micro_batches: int) -> 
 
     Args:
         operations: in an order in which each comes after those that it waits for; so is what is returned.
-        micro_batches: M, the backwards of a unit.
+        micro_batches: of a group, the backwards of a unit in the last of which it is updated.
     """
     loads = any(operation.kind == Kind.LOAD_BOUNDARY for operation in operations)
     if not loads or micro_batches <= _FEW_MICRO_BATCHES:

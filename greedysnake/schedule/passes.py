@@ -1,6 +1,6 @@
 """The visits that a schedule pays to a unit: forward, head and backward.
 
-The builders differ in which micro-batches one visit serves: all of them (vertical) or one (horizontal).
+A visit serves the micro-batches of one group: all of a step (vertical), one (horizontal), or some.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ class Passes:
 
     def __init__(self, build: ScheduleBuilder) -> None:
         self._build = build
+        self._together = build.choices.together(build.shape)
         self._boundary: dict[tuple[int, int], Buffer] = {}  # output of a unit, by micro-batch
         self._away: dict[tuple[int, int], Buffer] = {}  # where a boundary that left is kept
         self._used: dict[tuple[int, int], int] = {}  # the forward that used a boundary that leaves
@@ -74,7 +75,7 @@ class Passes:
         gradients = [] if gradient is None else [gradient]
         if build.shape.tied:
             weights.append(build.compute_weights(0))
-        elif goes_on and build.backward_loads(unit - 1):
+        elif goes_on and build.backward_loads(unit - 1, last=last):
             build.prefetch_weights(unit - 1)
         if build.shape.tied_gradient:
             gradients.append(build.begin_tied_gradient(first=first))
@@ -86,7 +87,7 @@ class Passes:
                 unit=unit,
                 micro_batch=m,
                 reads=[*weights, boundary, *gradients],
-                writes=[*gradients, *([Buffer("boundary_gradient", m)] if goes_on else [])],
+                writes=[*gradients, *([self._flow(m)] if goes_on else [])],
             )
             build.release(boundary)
         if build.shape.tied:
@@ -115,7 +116,7 @@ class Passes:
         weights = [build.compute_weights(unit)] if build.shape.units[unit].backward_needs_weights else []
         gradient = build.begin_gradient(unit, first=first)
         gradients = [] if gradient is None else [gradient]
-        if goes_on and build.backward_loads(unit - 1):
+        if goes_on and build.backward_loads(unit - 1, last=last):
             build.prefetch_weights(unit - 1)
         for m in order:
             inputs = [self._arrive(unit - 1, m)] if unit else []
@@ -125,15 +126,19 @@ class Passes:
                 Resource.COMPUTE,
                 unit=unit,
                 micro_batch=m,
-                reads=[*weights, *inputs, *kept, *gradients, Buffer("boundary_gradient", m)],
-                writes=[*gradients, *([Buffer("boundary_gradient", m)] if goes_on else [])],
+                reads=[*weights, *inputs, *kept, *gradients, self._flow(m)],
+                writes=[*gradients, *([self._flow(m)] if goes_on else [])],
             )
             for buffer in (*inputs, *kept):
                 build.release(buffer)
             if not goes_on:
-                build.release(Buffer("boundary_gradient", m))
+                build.release(self._flow(m))
         build.end_gradient(unit, gradient, last=last)
         build.drop_weights(unit)
+
+    def _flow(self, m: int) -> Buffer:
+        """The gradient of a boundary on its way back through the units."""
+        return Buffer("boundary_gradient", m % self._together)
 
     def _leave(self, unit: int, m: int) -> None:
         """Copy a boundary to host memory, and from there to SSD if that is its place."""
@@ -151,7 +156,7 @@ class Passes:
         )
         self._away[unit, m] = kept
         if build.choices.boundary_tier(unit, build.units) == Tier.SSD:
-            home = self._away[unit, m] = Buffer("ssd_boundary", unit * build.shape.micro_batches + m)
+            home = self._away[unit, m] = Buffer("ssd_boundary", unit * self._together + m % self._together)
             build.emit(
                 Kind.STORE_BOUNDARY,
                 Resource.SSD_WRITE,

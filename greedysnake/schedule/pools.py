@@ -19,15 +19,16 @@ SHARED_POOLS = (
 """Pools whose slots serve one content after another; a slot of any other pool has one purpose."""
 
 
-def make_pools(shape: StepShape, choices: Choices, *, holds_all: bool, one_by_one: bool = False) -> dict[str, Pool]:
+def make_pools(shape: StepShape, choices: Choices) -> dict[str, Pool]:
     """Pools by name.
 
     Args:
         shape: sizes of the step.
         choices: what the plan decided.
-        one_by_one: whether a micro-batch goes forward and backward before the next one begins.
-        holds_all: whether every chunk's gradient is put away at some time, not only those of delayed chunks.
     """
+    together = choices.together(shape)
+    # whether every chunk's gradient is put away at some time, not only those of delayed chunks
+    holds_all = choices.wait_for_norm or together < shape.micro_batches
     chunks = [chunk for unit in shape.units for chunk in unit.chunks]
     largest_weights = max(unit.weight_bytes for unit in shape.units)
     largest_gradient = max(unit.gradient_bytes for unit in shape.units)
@@ -45,8 +46,7 @@ def make_pools(shape: StepShape, choices: Choices, *, holds_all: bool, one_by_on
     staying = len(tiers) - max(0, needed_from) - len(leaving)
     # where they leave, those of two units are there at once: one that arrives, one that is made
     activations = staying + (2 if staying < len(tiers) else 0)
-    waiting_in_host = leaving.count(Tier.HOST) * shape.micro_batches + (4 if Tier.SSD in leaving else 0)
-    kept = choices.kept_count(shape)
+    waiting_in_host = leaving.count(Tier.HOST) * together + (4 if Tier.SSD in leaving else 0)
     weight_slots = max(choices.weight_slots, 2 if shape.tied else 1)
     device_gradients = choices.gradient_slots + shape.tied_gradient
 
@@ -71,10 +71,10 @@ def make_pools(shape: StepShape, choices: Choices, *, holds_all: bool, one_by_on
         "norm": host(8, len(shape.units) + 1),
         "device_weights": device(largest_weights, weight_slots),
         "device_gradient": device(largest_gradient, device_gradients),
-        "activation": compute(shape.boundary_bytes, activations * shape.micro_batches),
-        "boundary_gradient": compute(shape.boundary_bytes, shape.micro_batches),
+        "activation": compute(shape.boundary_bytes, activations * together),
+        "boundary_gradient": compute(shape.boundary_bytes, together),
         "boundary": host(shape.boundary_bytes, waiting_in_host),
-        "kept_activation": compute(shape.kept_bytes, -(-kept // shape.micro_batches) if one_by_one else kept),
+        "kept_activation": compute(shape.kept_bytes, choices.kept_at_once(shape)),
         "held": ssd(held) if on_ssd else Pool(tier=Tier.HOST, slot_bytes=held),
         "resident_weights": Pool(
             tier=Tier.HOST,
@@ -96,6 +96,6 @@ def make_pools(shape: StepShape, choices: Choices, *, holds_all: bool, one_by_on
         "ssd_boundary": ssd(
             shape.boundary_bytes if tier == Tier.SSD and unit >= needed_from else 0
             for unit, tier in enumerate(tiers)
-            for _ in range(shape.micro_batches)
+            for _ in range(together)
         ),
     }

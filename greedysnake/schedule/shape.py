@@ -115,6 +115,7 @@ class Choices:
         kept_activations: the part of all pairs of a decoder unit and a micro-batch whose activations are kept where
             they were computed from the forward to the backward; those of the others are recomputed.
         gradients: the tier that keeps gradients until their update, host or ssd.
+        group_size: micro-batches that go through each unit together before the next ones begin; None: all of them.
         snake: whether every other unit takes the micro-batches in reverse.
         overlap: whether operations of different resources run at the same time; False is for comparison.
         resident_weights: the part of all units whose weights stay in host memory.
@@ -130,6 +131,7 @@ class Choices:
     boundaries_first: bool = True
     kept_activations: float = 0.0
     gradients: Tier = Tier.HOST
+    group_size: int | None = None
     snake: bool = True
     overlap: bool = True
     resident_weights: float = 0.0
@@ -142,9 +144,10 @@ class Choices:
         for name in SHARES:
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")
-        for name in ("weight_slots", "gradient_slots", "state_slots"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("weight_slots", "gradient_slots", "state_slots", "group_size"):
+            count = getattr(self, name)
+            if count is not None and count < 1:
+                raise ValueError(f"{name} must be at least 1, got {count}")
         if self.gradients not in (Tier.HOST, Tier.SSD):
             raise ValueError(f"gradients must wait in host or ssd, got {self.gradients}")
         if self.boundaries_on_device and not self.separate_device:
@@ -183,14 +186,28 @@ class Choices:
         """Whether any boundaries leave the memory that they were computed in until the backward."""
         return self.boundaries_on_ssd > 0 or (self.separate_device and self.boundaries_on_device < 1)
 
+    def together(self, shape: StepShape) -> int:
+        """How many micro-batches go through a unit together; the last group of a step may have fewer."""
+        return min(self.group_size or shape.micro_batches, shape.micro_batches)
+
+    def groups(self, shape: StepShape) -> list[range]:
+        """The micro-batches of each group, which go forward and backward before those of the next."""
+        size, count = self.together(shape), shape.micro_batches
+        return [range(begin, min(begin + size, count)) for begin in range(0, count, size)]
+
+    def kept_at_once(self, shape: StepShape) -> int:
+        """How many pairs of a unit and a micro-batch of a group keep their activations."""
+        return round(self.kept_activations * len(shape.keepers) * self.together(shape))
+
     def kept_count(self, shape: StepShape) -> int:
-        """How many pairs of a unit and a micro-batch keep their activations."""
-        return round(self.kept_activations * len(shape.keepers) * shape.micro_batches)
+        """The same of all groups."""
+        units, rest = divmod(self.kept_at_once(shape), self.together(shape))
+        return units * shape.micro_batches + sum(min(rest, len(group)) for group in self.groups(shape))
 
     def keeps(self, unit: int, micro_batch: int, shape: StepShape) -> bool:
         """Whether a unit's activations of a micro-batch are kept: the last units', which the backward frees first."""
-        after = shape.keepers.stop - 1 - unit
-        return unit in shape.keepers and after * shape.micro_batches + micro_batch < self.kept_count(shape)
+        after, size = shape.keepers.stop - 1 - unit, self.together(shape)
+        return unit in shape.keepers and after * size + micro_batch % size < self.kept_at_once(shape)
 
     def weights_resident(self, unit: int) -> bool:
         """Whether a unit's weights stay in host memory; those that do are spread evenly over the model."""

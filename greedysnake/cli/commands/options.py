@@ -15,5 +15,8 @@ Hardware = Annotated[
 ]
 MicroBatches = Annotated[int | None, typer.Option(min=1, help="Micro-batches in a step (M).")]
 MicroBatchSize = Annotated[int | None, typer.Option(min=1, help="Sequences in a micro-batch (B).")]
+GroupSize = Annotated[
+    int | None, typer.Option(min=1, help="Micro-batches that pass the layers together before the next ones begin.")
+]
 DelayedShare = Annotated[float | None, typer.Option(min=0, max=1, help="Delayed share (α).")]
 SummaryAsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")]

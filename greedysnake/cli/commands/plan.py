@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from greedysnake.cli.commands.options import DelayedShare, Hardware, MicroBatches, MicroBatchSize, Overrides
+from greedysnake.cli.commands.options import DelayedShare, GroupSize, Hardware, MicroBatches, MicroBatchSize, Overrides
 from greedysnake.plan.collecting import without_collecting
 
 ResidentWeights = Annotated[
@@ -30,6 +30,7 @@ def plan(
     sequences: Annotated[int | None, typer.Option(min=1, help="Sequences in a step; default: planned.")] = None,
     micro_batches: MicroBatches = None,
     micro_batch_size: MicroBatchSize = None,
+    group_size: GroupSize = None,
     delayed_share: DelayedShare = None,
     layers_per_unit: Annotated[int | None, typer.Option(min=1, help="Decoder layers in a unit.")] = None,
     resident_weights: ResidentWeights = None,
@@ -47,6 +48,7 @@ def plan(
         "sequences": sequences,
         "micro_batches": micro_batches,
         "rows": micro_batch_size,
+        "group_size": group_size,
         "delayed_share": delayed_share,
         "layers_per_unit": layers_per_unit,
         "resident_weights": resident_weights,
@@ -75,6 +77,7 @@ def simulate(
     ] = None,
     micro_batches: MicroBatches = None,
     micro_batch_size: MicroBatchSize = None,
+    group_size: GroupSize = None,
     delayed_share: DelayedShare = None,
     resident_weights: ResidentWeights = None,
     resident_state: ResidentState = None,
@@ -91,6 +94,7 @@ def simulate(
     fixed = {
         "micro_batches": micro_batches,
         "rows": micro_batch_size,
+        "group_size": group_size,
         "delayed_share": delayed_share,
         "resident_weights": resident_weights,
         "resident_state": resident_state,
