@@ -58,6 +58,7 @@ def test_a_random_plan_on_an_unkind_device_is_exact(seed, tmp_path, expected):
         clipping,
         device=device,
         schedule=draw.choice(["vertical", "vertical", "horizontal"]),
+        group_size=draw.choice([None, None, 1, 2, 3]),
         delayed_share=draw.choice([0.0, 1.0, draw.random()]),
         layers_per_unit=draw.choice([1, 2]),
         boundaries_on_ssd=on_ssd,

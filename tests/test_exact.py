@@ -40,6 +40,7 @@ class Case:
     snake: bool = True
     device: str = "cpu"
     kept: float = 0.0
+    group: int | None = None
 
     def __str__(self) -> str:
         return "-".join(str(value) for value in vars(self).values())
@@ -62,6 +63,10 @@ CASES = [
     *(Case(delayed_share=0.3, on_ssd=0.4, on_device=0.3, device="emulated", kept=kept) for kept in (0.3, 1)),
     *(Case(delayed_share=0.3, on_ssd=s, on_device=d, device="emulated") for s, d in SHARES),
     *(Case("horizontal", 0.3, 2, None, s, d, gradients="ssd", device="emulated") for s, d in SHARES),
+    *(Case(delayed_share=share, group=group) for share in (0.0, 0.3, 1.0) for group in (2, 3)),
+    Case(delayed_share=0.3, max_grad_norm=None, on_ssd=0.5, gradients="ssd", kept=0.6, group=2),
+    Case(delayed_share=1.0, layers_per_unit=2, on_ssd=0.5, kept=1, group=3),
+    *(Case(delayed_share=0.3, on_ssd=0.4, on_device=0.3, device="emulated", kept=0.4, group=g) for g in (2, 3)),
 ]
 
 
@@ -78,6 +83,7 @@ def train_both(name: str, case: Case, folder: Path, steps: int = 5) -> None:
         schedule=case.schedule,
         layers_per_unit=case.layers_per_unit,
         snake=case.snake,
+        group_size=case.group,
         boundaries_on_ssd=case.on_ssd,
         boundaries_on_device=case.on_device,
         gradients=case.gradients,
@@ -123,6 +129,7 @@ def test_every_way_of_running_a_step_is_bitwise_plain_pytorch(name, case, tmp_pa
         Case(delayed_share=0.3),
         Case(delayed_share=0.3, layers_per_unit=2, kept=1),
         Case("horizontal", 0.3, 2, on_ssd=0.0, kept=0.5),
+        Case(delayed_share=0.3, kept=0.5, group=2),
     ],
     ids=str,
 )

@@ -214,18 +214,17 @@ class Executor:
         self._device.refill(tensor, self._buffers[operation.reads[0]][: tensor.nbytes])
 
     def _store_boundary(self, operation: Operation, work: StepWork) -> Transfer:
-        key, size = self._boundary_place(operation)
-        return self._store.write(key, [self._buffers[operation.reads[0]][:size]])
+        buffer = self._buffers[operation.reads[0]][: self._boundary_bytes(operation)]
+        return self._store.write(boundary_key(operation.writes[0].slot), [buffer])
 
     def _load_boundary(self, operation: Operation, work: StepWork) -> Transfer:
-        key, size = self._boundary_place(operation)
-        return self._store.read(key, self._buffers[operation.writes[0]][:size])
+        buffer = self._buffers[operation.writes[0]][: self._boundary_bytes(operation)]
+        return self._store.read(boundary_key(operation.reads[0].slot), buffer)
 
-    def _boundary_place(self, operation: Operation) -> tuple[str, int]:
-        """A boundary's key in the store and its bytes in whole blocks."""
-        unit, micro_batch = _unit(operation), _micro_batch(operation)
-        tensor = self._model.boundary(unit, micro_batch)
-        return boundary_key(unit, micro_batch), round_up(tensor.numel() * tensor.element_size(), BLOCK_BYTES)
+    def _boundary_bytes(self, operation: Operation) -> int:
+        """Bytes of a boundary in whole blocks."""
+        tensor = self._model.boundary(_unit(operation), _micro_batch(operation))
+        return round_up(tensor.numel() * tensor.element_size(), BLOCK_BYTES)
 
     # Gradients
 

@@ -98,4 +98,4 @@ class PreparedPlan:
 
 def scratch_of(plan: Plan, skeleton: Skeleton) -> Mapping[str, int]:
     """The scratch extents that a plan's schedules use, bytes by key."""
-    return scratch_extents(skeleton.layouts, plan.schedules.step(pending=True), plan.batch.micro_batches)
+    return scratch_extents(skeleton.layouts, plan.schedules.step(pending=True))

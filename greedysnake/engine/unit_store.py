@@ -31,9 +31,9 @@ def gradient_key(unit: int, chunk: int) -> str:
     return f"unit{unit}.gradient{chunk}"
 
 
-def boundary_key(unit: int, micro_batch: int) -> str:
-    """The store's key of a boundary."""
-    return f"unit{unit}.boundary{micro_batch}"
+def boundary_key(slot: int) -> str:
+    """The store's key of a place for boundaries."""
+    return f"boundary{slot}"
 
 
 def durable_extents(layouts: Sequence[UnitLayout]) -> dict[str, int]:
@@ -61,7 +61,7 @@ def weight_places(unit: int, layout: UnitLayout) -> list[tuple[str, Chunk]]:
     return [*trained, *((frozen_key(unit, index), chunk) for index, chunk in enumerate(layout.frozen))]
 
 
-def scratch_extents(layouts: Sequence[UnitLayout], schedule: Schedule, micro_batches: int) -> dict[str, int]:
+def scratch_extents(layouts: Sequence[UnitLayout], schedule: Schedule) -> dict[str, int]:
     """Bytes of what a schedule keeps on SSD within or between steps, by key."""
     extents = {}
     held = schedule.pools["held"]
@@ -70,7 +70,7 @@ def scratch_extents(layouts: Sequence[UnitLayout], schedule: Schedule, micro_bat
         extents = {key: size for key, size in zip(keys, held.slot_bytes, strict=True) if size}
     for slot, size in enumerate(schedule.pools["ssd_boundary"].slot_bytes):
         if size:
-            extents[boundary_key(*divmod(slot, micro_batches))] = round_up(size, BLOCK_BYTES)
+            extents[boundary_key(slot)] = round_up(size, BLOCK_BYTES)
     return extents
 
 

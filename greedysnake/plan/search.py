@@ -7,7 +7,7 @@ a queue, so its winner and those near it are simulated, and what counts is the s
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby, product
-from math import ceil
+from math import ceil, inf
 
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.collecting import without_collecting
@@ -29,6 +29,10 @@ _ALPHAS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1.0)
 _ALPHA_STEPS = (-0.05, 0.05, -0.15, 0.15)
 _NEAR = 1.05
 """Placements within this factor of the shortest are simulated too."""
+_WORTH_TRYING = 0.99
+"""Groups are tried where the program's shortest step is no longer than this part of the best simulated one."""
+_TRIED_IN_GROUPS = 2
+"""Of the program's best with groups of one size."""
 _MUCH_SLOWER = 0.9
 _TIE_BREAK = 1e-3
 SIMULATED_OPERATIONS = 200_000
@@ -247,20 +251,49 @@ def _more_on_ssd(case: Case, best: Candidate) -> bool:
 
 
 def _simulate_near(query: PlanQuery, placer: Placer, bounds: list[_Bound], trials: Trials) -> Candidate | None:
-    """The best simulated plan among the placements near the program's best."""
-    in_order = sorted(bounds, key=lambda bound: (bound.placement.seconds, bound.batch.rows))
+    """The best simulated plan among the placements near the program's best.
+
+    The program thinks too well of small groups, of which each fills and drains the pipeline anew: so first come plans
+    in a single group, or as it is given, and then smaller and smaller groups, until these are much slower.
+    """
+    of_size: dict[int | None, list[_Bound]] = {}
+    for bound in sorted(bounds, key=lambda bound: (bound.placement.seconds, bound.batch.rows)):
+        of_size.setdefault(bound.group_size, []).append(bound)
+    sizes = sorted(of_size, key=lambda size: -inf if size is None else -size)
+    best = _simulate_largest(query, placer, of_size[sizes[0]], trials)
+    for size in sizes[1:]:
+        in_order = of_size[size]
+        if trials.spent or (best is not None and in_order[0].placement.seconds > _WORTH_TRYING * best.mean_seconds):
+            break
+        own = trials.best(_cases_of(query, placer, in_order[:_TRIED_IN_GROUPS]))
+        if own is None:
+            continue
+        if best is not None and own.tokens_per_second < _MUCH_SLOWER * best.tokens_per_second:
+            break
+        best = own if best is None or _value(own) > _value(best) else best
+    return best
+
+
+def _simulate_largest(query: PlanQuery, placer: Placer, in_order: list[_Bound], trials: Trials) -> Candidate | None:
+    """The best simulated plan near the program's best, of bounds with groups of one size, the best first."""
     shortest = in_order[0].placement.seconds
     near = [bound for bound in in_order if bound.placement.seconds <= _NEAR * shortest]
-    unit_size = query.layers_per_unit or 1
     best: Candidate | None = None
     for bound in _first_of_each_batch(near):
-        cases = placer.cases(bound.batch, bound.delayed_share, unit_size, bound.group_size)
-        # the shortest by the program, and the one that leaves the fewest boundaries to SSD
-        fewest = sorted(cases, key=lambda case: case.choices.boundaries_on_ssd)[:2]
-        best = trials.best(dict.fromkeys([*fewest, *cases[:3]]), best)
+        best = trials.best(_cases_of(query, placer, [bound]), best)
     for bound in in_order if best is None else ():  # what fits in parts need not fit whole
-        best = best or trials.best(placer.cases(bound.batch, bound.delayed_share, unit_size, bound.group_size))
+        unit_size = query.layers_per_unit or 1
+        cases = placer.cases(bound.batch, bound.delayed_share, unit_size, bound.group_size)
+        best = best or trials.best(cases)
     return best
+
+
+def _cases_of(query: PlanQuery, placer: Placer, bounds: Iterable[_Bound]) -> Iterator[Case]:
+    """Of each bound the shortest cases by the program, and the one that leaves the fewest boundaries to SSD."""
+    for bound in bounds:
+        cases = placer.cases(bound.batch, bound.delayed_share, query.layers_per_unit or 1, bound.group_size)
+        fewest = sorted(cases, key=lambda case: case.choices.boundaries_on_ssd)[:2]
+        yield from dict.fromkeys([*fewest, *cases[:3]])
 
 
 def _refined(placer: Placer, best: Candidate, trials: Trials) -> Candidate:
@@ -275,6 +308,6 @@ def _refined(placer: Placer, best: Candidate, trials: Trials) -> Candidate:
 
 def _first_of_each_batch(bounds: list[_Bound]) -> list[_Bound]:
     """The three best of the best batch, and the best of the next two ways to cut the batch."""
-    cuts = list(dict.fromkeys((bound.batch, bound.group_size) for bound in bounds))[:3]
-    of_cut = [[bound for bound in bounds if (bound.batch, bound.group_size) == cut] for cut in cuts]
-    return of_cut[0][:3] + [own[0] for own in of_cut[1:]]
+    shapes = list(dict.fromkeys(bound.batch for bound in bounds))[:3]
+    found = [bound for bound in bounds if bound.batch == shapes[0]][:3]
+    return found + [next(bound for bound in bounds if bound.batch == shape) for shape in shapes[1:]]
