@@ -53,7 +53,9 @@ def test_smaller_batches_are_proposed_only_if_they_fit():
 
 def test_boundaries_that_must_stay_on_the_device_are_counted_there():
     """Anywhere else, 2 GiB would be enough."""
-    asked = query(machine(device_memory=5 * GIB // 2), rows=1, micro_batches=64, boundaries_on_device=1.0)
+    asked = query(
+        machine(device_memory=5 * GIB // 2), rows=1, micro_batches=64, group_size=64, boundaries_on_device=1.0
+    )
     text = message(asked)
     assert "device memory: needs at least 3.38 GiB, may use 2.5 GiB" in text
     found = re.search(r"a number of micro-batches of at most (\d+)", text)

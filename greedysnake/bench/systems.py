@@ -10,6 +10,8 @@ ALL_RESIDENT: dict[str, Any] = {"resident_weights": None, "resident_state": None
 """As much as fits stays in host memory."""
 STREAMED: dict[str, Any] = {"resident_weights": 0.0, "resident_state": 0.0}
 """All weights and state go through the disk in every step."""
+ONE_GROUP: dict[str, Any] = {"group_size": 1_000_000}
+"""All micro-batches of a step go through a layer together, however many there are."""
 NEVER = 1e9
 """A norm that no gradient reaches: updates wait for it, and nothing is ever scaled."""
 
@@ -97,6 +99,7 @@ def ablations(base: str, *, clipping: bool) -> list[System]:
         return _ours(f"{'' if resident else 'streamed, '}without {what}", {**start.settings, **settings}, **more)
 
     found = [start, without("the vertical order", {"schedule": "horizontal"}, order="horizontal")]
+    found.append(without("groups of micro-batches", ONE_GROUP))
     if clipping or resident:
         # updates are held back till the norm is known, so those that are not delayed follow the backward
         found.append(without("optimizer overlap (α = 0)", {"delayed_share": 0.0}))

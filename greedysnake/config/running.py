@@ -20,7 +20,7 @@ from greedysnake.config.values import (
 class EngineConfig(Section):
     """How the work is laid out in time, and where bytes are kept. What is learned stays the same.
 
-    The snake alone changes the order in which micro-batches are summed, and so the rounding.
+    The snake and groups alone change the order in which micro-batches are summed, and so the rounding.
     """
 
     schedule: Literal["vertical", "horizontal"] = Field(

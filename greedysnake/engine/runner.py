@@ -1,7 +1,7 @@
 """A run's model, store and device at work: plans made ready for batches, and schedules carried out."""
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -42,25 +42,17 @@ class Runner:
         device: where computation runs; closed with the runner.
         optimizer: settings of the updates.
         request: what plans are asked for.
-        groups: planned before.
     """
 
     def __init__(
-        self,
-        model: StreamedModel,
-        store: Store,
-        device: Device,
-        *,
-        optimizer: AdamW,
-        request: PlanRequest,
-        groups: Mapping[int, int],
+        self, model: StreamedModel, store: Store, device: Device, *, optimizer: AdamW, request: PlanRequest
     ) -> None:
         self.model = model
         self.store = store
         self.prepared: PreparedPlan | None = None
         self.delayed: UpdateScalars | None = None
         self.usable = True
-        self.groups = dict(groups)
+        self.groups: dict[int, int] = {}
         self._device = device
         self._optimizer = optimizer
         self._request = request

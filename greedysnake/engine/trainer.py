@@ -83,7 +83,7 @@ class Trainer(Closing):
             self._model_files = write_model(
                 loaded, new.skeleton, origin.model, chosen.seed, stored=origin.stored_config, progress=progress
             )
-            self._set_up(new.settings, new.skeleton, loaded.store, device, new.request, groups={})
+            self._set_up(new.settings, new.skeleton, loaded.store, device, new.request)
             self._progress, self.last_snapshot, self.notes = Progress(), 0, dict(notes or {})
             if new.plan is not None:
                 self._runner.reserve(new.plan)
@@ -126,8 +126,8 @@ class Trainer(Closing):
             check_undamaged(store, progress)
             self._base_model, self._model_files = contents["base_model"], contents["model_files"]
             store.reserve_scratch({})
-            groups = {int(micro_batches): size for micro_batches, size in contents.get("groups", {}).items()}
-            self._set_up(settings, skeleton, store, device, request_on(device, settings), groups=groups)
+            self._set_up(settings, skeleton, store, device, request_on(device, settings))
+            self._runner.groups.update({int(count): size for count, size in contents.get("groups", {}).items()})
             self._progress, self.notes = Progress.from_json(contents["progress"]), contents["notes"]
             self.last_snapshot = self._progress.steps_done
             self._loss_scale = replace(self._loss_scale, **contents["loss_scale"])
@@ -135,14 +135,7 @@ class Trainer(Closing):
         return self
 
     def _set_up(
-        self,
-        settings: TrainerSettings,
-        skeleton: Skeleton,
-        store: Store,
-        device: Device,
-        request: PlanRequest,
-        *,
-        groups: Mapping[int, int],
+        self, settings: TrainerSettings, skeleton: Skeleton, store: Store, device: Device, request: PlanRequest
     ) -> None:
         """Make the model in a store ready to run."""
         self.settings = settings
@@ -150,7 +143,7 @@ class Trainer(Closing):
         self._store = store
         self._loss_scale = first_scale(settings.dtype, settings.loss_scaling)
         model = StreamedModel(skeleton, settings.seed, device.torch_device)
-        self._runner = Runner(model, store, device, optimizer=settings.optimizer, request=request, groups=groups)
+        self._runner = Runner(model, store, device, optimizer=settings.optimizer, request=request)
 
     @property
     def steps_done(self) -> int:
@@ -342,7 +335,7 @@ class Trainer(Closing):
             "frozen": sorted(slot.name for slot in slots if not slot.trainable),
             "loss_scale": {"scale": self._loss_scale.scale, "good_steps": self._loss_scale.good_steps},
             "model_files": self._model_files,
-            "groups": {str(micro_batches): size for micro_batches, size in self._runner.groups.items()},
+            "groups": {str(count): size for count, size in self._runner.groups.items()},
             "notes": self.notes,
         }
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from greedysnake.errors import ConfigError, GreedySnakeError, MemoryBudgetError, StorageError
 from greedysnake.plan.activations import BatchShape
-from greedysnake.plan.query import Case, PlanQuery, over
+from greedysnake.plan.query import Case, PlanQuery, group_sizes, over
 from greedysnake.plan.slots import NARROW, with_slots
 from greedysnake.schedule import Choices, Tier
 from greedysnake.units import format_bytes
@@ -59,6 +59,12 @@ def least_case(query: PlanQuery, batches: Iterable[BatchShape]) -> Case | None:
 
 
 def _least(query: PlanQuery, batch: BatchShape) -> Case:
+    """The case that is the least short of anything, in groups as large as that allows."""
+    cases = [_least_in_groups(query, batch, size) for size in group_sizes(query, batch)]
+    return min(cases, key=lambda case: _shortness(query, case))
+
+
+def _least_in_groups(query: PlanQuery, batch: BatchShape, group_size: int | None) -> Case:
     """The case that takes the least memory; of those, one that takes the least disk if memory allows."""
     alpha = query.delayed_share if query.delayed_share is not None else 0.0
     on_device = query.boundaries_on_device or 0.0
@@ -66,7 +72,7 @@ def _least(query: PlanQuery, batch: BatchShape) -> Case:
         delayed_share=alpha,
         wait_for_norm=query.waits_for_norm(alpha),
         separate_device=query.hardware.separate_device,
-        group_size=query.group_size,
+        group_size=group_size,
         boundaries_on_device=on_device,
         boundaries_on_ssd=1 - on_device if query.boundaries_on_ssd is None else query.boundaries_on_ssd,
         kept_activations=query.kept_activations or 0.0,

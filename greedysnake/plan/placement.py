@@ -25,6 +25,7 @@ from greedysnake.plan.host import trim_heap
 from greedysnake.plan.kept import kept_unit_bytes
 from greedysnake.plan.model_sizes import activation_sizes
 from greedysnake.plan.prediction import Prediction, predict
+from greedysnake.plan.query import smaller_groups
 from greedysnake.plan.request import PlanRequest
 from greedysnake.plan.run_schedules import RunSchedules
 from greedysnake.plan.slots import NARROW, with_slots
@@ -199,6 +200,9 @@ def make_plan(skeleton: Skeleton, batch: BatchShape, request: PlanRequest, wish:
     for plan in least:
         if plan.fits_device() and plan.fits_host():
             return _predicted(plan, skeleton, request)
+    together = least[0].choices.together(shape)
+    if together > 1 and request.group_size is None and request.schedule == "vertical":
+        return make_plan(skeleton, batch, request, replace(found, group_size=smaller_groups(together)[0]))
     on_device = [plan for plan in least if plan.fits_device()]
     if not on_device:
         raise _too_small(min(least, key=lambda plan: sum(plan.device_bytes.values())), "device")
@@ -354,7 +358,10 @@ def _group_reasons(choices: Choices, shape: StepShape, request: PlanRequest) -> 
     together, count = choices.together(shape), shape.micro_batches
     if together == count:
         return []
-    why = "as configured, or as planned when the run began" if request.group_size else "the shortest simulated step"
+    if request.group_size:
+        why = "as configured, or as planned when the run began"
+    else:
+        why = "more do not fit" if request.hardware is None else "as planned"
     return [f"micro-batches in groups of {together} of {count}, each forward and backward before the next: {why}"]
 
 

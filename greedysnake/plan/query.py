@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from math import ceil
 
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.costs import StepCosts
@@ -94,6 +95,24 @@ class PlanQuery:
         """What the plan may take."""
         machine = self.hardware
         return Limits(host=machine.host_memory, device=machine.device_memory, disk=machine.disk_capacity)
+
+
+def group_sizes(query: PlanQuery, batch: BatchShape) -> list[int | None]:
+    """Ways to cut a batch into groups of micro-batches, None for a single one.
+
+    Where the batch is free, it is as large as one group should be.
+    """
+    count = batch.micro_batches
+    if query.group_size is not None:
+        return [query.group_size if query.group_size < count else None]
+    if query.sequences is None and query.micro_batches is None:
+        return [None]
+    return [None, *smaller_groups(count)]
+
+
+def smaller_groups(count: int) -> list[int]:
+    """Sizes of groups smaller than ``count``, each about half of the one before, down to 1."""
+    return [] if count == 1 else [ceil(count / 2), *smaller_groups(ceil(count / 2))]
 
 
 @dataclass(frozen=True, kw_only=True)

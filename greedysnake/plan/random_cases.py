@@ -3,7 +3,7 @@
 import random
 
 from greedysnake.plan.activations import BatchShape
-from greedysnake.plan.query import Case, PlanQuery
+from greedysnake.plan.query import Case, PlanQuery, smaller_groups
 from greedysnake.plan.slots import SLOTS, with_slots
 from greedysnake.schedule import Choices, Tier
 
@@ -31,6 +31,7 @@ def random_case(query: PlanQuery, sequences: int, rng: random.Random) -> Case:
         boundaries_first=rng.choice([True, False]),
         kept_activations=rng.choice(_SHARES),
         gradients=rng.choice([Tier.HOST, Tier.SSD]),
+        group_size=rng.choice([None, None, *smaller_groups(sequences // rows)]),
         resident_weights=rng.choice(_SHARES),
         resident_state=rng.choice(_SHARES),
     )

@@ -7,14 +7,23 @@ a queue, so its winner and those near it are simulated, and what counts is the s
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby, product
-from math import ceil, inf
+from math import inf
 
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.collecting import without_collecting
 from greedysnake.plan.failure import least_case, nothing_fits
 from greedysnake.plan.placer import Placer
 from greedysnake.plan.program import Placement
-from greedysnake.plan.query import Candidate, Case, PlanQuery, builder, fits, simulate_plain, with_snapshots
+from greedysnake.plan.query import (
+    Candidate,
+    Case,
+    PlanQuery,
+    builder,
+    fits,
+    group_sizes,
+    simulate_plain,
+    with_snapshots,
+)
 from greedysnake.plan.step_costs import unit_seconds
 
 _MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -125,20 +134,6 @@ def batches(query: PlanQuery) -> Iterator[BatchShape]:
         [query.rows or enough_rows(query)], [query.micro_batches] if query.micro_batches else _MICRO_BATCHES
     ):
         yield _batch(query, micro_batches, rows)
-
-
-def group_sizes(query: PlanQuery, batch: BatchShape) -> list[int | None]:
-    """Ways to cut a batch into groups of micro-batches, None for a single one.
-
-    Where the batch is free, it is as large as one group should be.
-    """
-    count = batch.micro_batches
-    if query.group_size is not None:
-        return [query.group_size if query.group_size < count else None]
-    if query.sequences is None and query.micro_batches is None:
-        return [None]
-    halves = [ceil(count / 2**i) for i in range(1, count.bit_length() + 1)]
-    return [None, *(size for size in dict.fromkeys(halves) if size < count)]
 
 
 def _batch(query: PlanQuery, micro_batches: int, rows: int) -> BatchShape:
