@@ -79,6 +79,30 @@ def test_a_batch_that_does_not_fit_as_one_is_cut_into_groups_and_the_run_keeps_t
         assert together(trainer) == 2
 
 
+def test_groups_that_no_longer_fit_are_made_smaller(tmp_path):
+    batches = random_batches(2, MICRO_BATCHES)
+    with trainer_in(tmp_path, device="emulated", boundaries_on_device=1.0) as trainer:
+        trainer.step(batches[0])
+        assert together(trainer) == MICRO_BATCHES
+    little = {"device_memory": least_device_memory(2), "boundaries_on_device": 1.0}
+    with Trainer.resume(tmp_path / "store", **little) as trainer:
+        trainer.step(batches[1])
+        assert together(trainer) == 2
+    with pytest.raises(MemoryBudgetError, match=r"or engine\.group_size"):
+        trainer_in(tmp_path / "short", device="emulated", group_size=MICRO_BATCHES, **little).step(batches[0])
+
+
+def test_an_evaluation_brings_no_more_through_the_model_than_a_step_does(tmp_path):
+    batch = random_batches(1, MICRO_BATCHES)[0]
+    for settings, expected in (({"schedule": "horizontal"}, 1), ({"group_size": 3}, 3)):
+        with trainer_in(tmp_path / str(expected), **settings) as trainer:
+            loss = trainer.evaluate(batch)  # before any step
+            trainer.step(batch)
+            assert together(trainer) == expected
+            assert not any("groups" in reason for reason in trainer.plan.reasons) or expected == 3
+            assert trainer.evaluate(batch) < loss
+
+
 def test_in_their_natural_order_groups_change_no_bit(tmp_path):
     batches = random_batches(2, 5)
     found = []
@@ -95,7 +119,7 @@ def test_in_their_natural_order_groups_change_no_bit(tmp_path):
 
 
 def test_groups_are_planned_where_they_are_faster():
-    host = MACHINES["cpu"].model_copy(update={"host_memory": 12 * GIB})
+    host = MACHINES["cpu"].model_copy(update={"host_memory": 16 * GIB})
     asked = query(host, micro_batches=32, rows=1, sequences=32, clipping=True)
     plan = search(asked)
     assert plan.case.choices.group_size is not None

@@ -12,6 +12,7 @@ from greedysnake.engine.batches import check_micro_batches, target_tokens
 from greedysnake.engine.devices import Device
 from greedysnake.engine.prepared import PreparedPlan, scratch_of
 from greedysnake.engine.work import StepWork
+from greedysnake.errors import MemoryBudgetError
 from greedysnake.models.streaming import MicroBatch, StreamedModel
 from greedysnake.optim import AdamW, UpdateScalars
 from greedysnake.plan.activations import BatchShape
@@ -87,17 +88,24 @@ class Runner:
             self.store_residents()
             self.prepared = before = None  # its memory is free for the new plan
         self._device.release_host()
-        request = self._request
-        if request.group_size is None:
-            request = replace(request, group_size=self.groups.get(batch.micro_batches))
-        plan = make_plan(self.model.skeleton, batch, request)
+        plan = self._plan(batch)
         self.store.reserve_scratch(scratch_of(plan, self.model.skeleton))
         return self.reserve(plan)
+
+    def _plan(self, batch: BatchShape) -> Plan:
+        """A plan with the groups that were planned before for so many micro-batches, if they fit."""
+        skeleton, request, known = self.model.skeleton, self._request, self.groups.get(batch.micro_batches)
+        if request.group_size is None and known is not None:
+            try:
+                return make_plan(skeleton, batch, replace(request, group_size=known))
+            except MemoryBudgetError:
+                pass  # longer sequences, or less memory than there was: rather other rounding than none
+        return make_plan(skeleton, batch, request)
 
     def reserve(self, plan: Plan) -> PreparedPlan:
         """Memory for everything that the plan's schedules need."""
         if self._request.group_size is None and self._request.schedule == "vertical":
-            self.groups.setdefault(plan.batch.micro_batches, plan.choices.together(plan.shape))
+            self.groups[plan.batch.micro_batches] = plan.choices.together(plan.shape)
         self.prepared = PreparedPlan(plan, self.model, self.store, optimizer=self._optimizer, device=self._device)
         return self.prepared
 
@@ -135,9 +143,13 @@ class Runner:
             step: steps done.
         """
         total, tokens, rest = 0.0, 0, iter(micro_batches)
-        while group := list(islice(rest, at_once or self._planned_at_once())):
-            total += self._summed_loss(group, step)
-            tokens += target_tokens(group)
+        while ahead := list(islice(rest, at_once or self._planned_at_once())):
+            self._prepare_forward(ahead)
+            size = at_once or self._planned_at_once()
+            for begin in range(0, len(ahead), size):
+                group = ahead[begin : begin + size]
+                total += self._summed_loss(group, step)
+                tokens += target_tokens(group)
         if not tokens:
             return float("nan")
         return total / tokens
@@ -148,10 +160,19 @@ class Runner:
         plan = self.prepared.plan
         return plan.choices.together(plan.shape)
 
+    def _prepare_forward(self, group: Sequence[MicroBatch]) -> PreparedPlan:
+        """What is prepared, else for micro-batches without a step: the groups of a step are not theirs to decide."""
+        batch = check_micro_batches(group, self.model.skeleton.model.config)
+        if self.prepared is not None:
+            return self.prepared
+        before = dict(self.groups)
+        prepared = self.prepare(batch)
+        self.groups = before
+        return prepared
+
     def _summed_loss(self, group: Sequence[MicroBatch], step: int) -> float:
         """Summed loss of micro-batches that go through the model together."""
-        batch = check_micro_batches(group, self.model.skeleton.model.config)
-        prepared = self.prepared or self.prepare(batch)
+        prepared = self._prepare_forward(group)
         self.flush()
         work = StepWork(prompt=UpdateScalars(lr=0.0, number=0, clip=1.0))
         self.model.begin(

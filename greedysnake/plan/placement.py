@@ -4,7 +4,7 @@ What a step should be like comes from the planner, or from a rule (:mod:`greedys
 as far as this process's memory allows, with the sizes of the real chunks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
@@ -24,13 +24,14 @@ from greedysnake.plan.activations import (
 from greedysnake.plan.host import trim_heap
 from greedysnake.plan.kept import kept_unit_bytes
 from greedysnake.plan.model_sizes import activation_sizes
+from greedysnake.plan.placement_reasons import placement_reasons
 from greedysnake.plan.prediction import Prediction, predict
 from greedysnake.plan.query import smaller_groups
 from greedysnake.plan.request import PlanRequest
 from greedysnake.plan.run_schedules import RunSchedules
-from greedysnake.plan.slots import NARROW, with_slots
+from greedysnake.plan.slots import with_slots
 from greedysnake.plan.wishes import Wish, host_budget, started_process_bytes, wish_for
-from greedysnake.schedule import Choices, StepShape, Tier, step_pools
+from greedysnake.schedule import FITTED_POOLS, Choices, Pool, StepShape, Tier, step_pools
 from greedysnake.units import format_bytes
 
 _SHARE_STEPS = 20  # shares are multiples of a twentieth
@@ -159,10 +160,11 @@ def make_plan(skeleton: Skeleton, batch: BatchShape, request: PlanRequest, wish:
 
     sizes = activation_sizes(skeleton)
     computing = max(unit_activation_bytes(sizes, batch), head_activation_bytes(sizes, batch, head_tokens))
-    computing += paused_bytes(sizes, batch, head_tokens)
+    process = started_process_bytes()
 
     def plan_with(choices: Choices) -> Plan:
-        host, device = _needs(skeleton, computing, request.schedule, shape, choices)
+        paused = paused_bytes(sizes, replace(batch, micro_batches=choices.together(shape)), head_tokens)
+        host, device = _needs(skeleton, process, computing + paused, step_pools(request.schedule, shape, choices))
         return Plan(
             batch=batch,
             schedules=RunSchedules(name=request.schedule, shape=shape, choices=choices),
@@ -170,43 +172,51 @@ def make_plan(skeleton: Skeleton, batch: BatchShape, request: PlanRequest, wish:
             host_budget=budget,
             device_bytes=device,
             device_budget=request.device_memory,
-            reasons=(*reasons, *_group_reasons(choices, shape, request), *_placement_reasons(choices, request)),
+            reasons=(*reasons, *placement_reasons(choices, shape, request, found.group_size)),
             head_chunk_tokens=head_tokens,
         )
 
-    tried: list[Plan] = []
-    for slots, gradient_tier in product(found.slots, found.gradients):
-        choices = Choices(
-            delayed_share=found.delayed_share,
-            wait_for_norm=found.delayed_share < 1 and (request.clipping or not request.can_take_back),
-            separate_device=request.separate_device,
-            boundaries_on_device=request.boundaries_on_device or 0.0,
-            boundaries_on_ssd=found.boundaries_on_ssd,
-            boundaries_first=found.boundaries_first,
-            kept_activations=request.kept_activations or 0.0,
-            gradients=gradient_tier,
-            group_size=found.group_size,
-            snake=request.snake,
-            overlap=request.overlap,
-            resident_weights=request.resident_weights or 0.0,
-            resident_state=request.resident_state or 0.0,
-        )
-        plan = plan_with(with_slots(choices, slots))
-        tried.append(_with_boundaries(plan, plan_with, request, found))
-        if tried[-1].fits_device() and tried[-1].fits_host():
-            kept = _with_kept(tried[-1], plan_with, request, found)
-            return _predicted(_fitted(_with_residents(kept, plan_with, request, found)), skeleton, request)
-    least = [_fitted(plan) for plan in reversed(tried)]  # the last ones need least
-    for plan in least:
-        if plan.fits_device() and plan.fits_host():
-            return _predicted(plan, skeleton, request)
-    together = least[0].choices.together(shape)
-    if together > 1 and request.group_size is None and request.schedule == "vertical":
-        return make_plan(skeleton, batch, request, replace(found, group_size=smaller_groups(together)[0]))
+    together = _choices(request, found, Tier.HOST, found.group_size).together(shape)
+    could_be_cut = request.group_size is None and request.schedule == "vertical"
+    smaller = smaller_groups(together) if could_be_cut else []
+    one_group: list[Plan] = []
+    for group_size in (found.group_size, *smaller):
+        tried: list[Plan] = []
+        for slots, gradient_tier in product(found.slots, found.gradients):
+            plan = plan_with(with_slots(_choices(request, found, gradient_tier, group_size), slots))
+            tried.append(_with_boundaries(plan, plan_with, request, found))
+            if tried[-1].fits_device() and tried[-1].fits_host():
+                kept = _with_kept(tried[-1], plan_with, request, found)
+                return _predicted(_fitted(_with_residents(kept, plan_with, request, found)), skeleton, request)
+        for plan in map(_fitted, filter(_may_fit, reversed(tried))):  # the last ones need least
+            if plan.fits_device() and plan.fits_host():
+                return _predicted(plan, skeleton, request)
+        one_group = one_group or tried
+    # small groups need less for activations, and more for gradients that wait in between
+    least = [_fitted(plan) for plan in ((one_group[-1], tried[-1]) if smaller else tried)]
     on_device = [plan for plan in least if plan.fits_device()]
     if not on_device:
         raise _too_small(min(least, key=lambda plan: sum(plan.device_bytes.values())), "device")
     raise _too_small(min(on_device, key=lambda plan: sum(plan.host_bytes.values())), "host")
+
+
+def _choices(request: PlanRequest, wish: Wish, gradients: Tier, group_size: int | None) -> Choices:
+    """What is wished, with one place for gradients and one size of groups, and nothing yet in memory that is left."""
+    return Choices(
+        delayed_share=wish.delayed_share,
+        wait_for_norm=wish.delayed_share < 1 and (request.clipping or not request.can_take_back),
+        separate_device=request.separate_device,
+        boundaries_on_device=request.boundaries_on_device or 0.0,
+        boundaries_on_ssd=wish.boundaries_on_ssd,
+        boundaries_first=wish.boundaries_first,
+        kept_activations=request.kept_activations or 0.0,
+        gradients=gradients,
+        group_size=1 if request.schedule == "horizontal" else group_size,
+        snake=request.snake,
+        overlap=request.overlap,
+        resident_weights=request.resident_weights or 0.0,
+        resident_state=request.resident_state or 0.0,
+    )
 
 
 def _fitted(plan: Plan) -> Plan:
@@ -217,6 +227,16 @@ def _fitted(plan: Plan) -> Plan:
         if pool.tier != Tier.SSD and name in needs:
             needs[name] = pool.bytes
     return replace(plan, host_bytes=host, device_bytes=device)
+
+
+def _may_fit(plan: Plan) -> bool:
+    """Whether it could fit if its pools took as little as they might."""
+    host, device = (
+        {name: size for name, size in needs.items() if name not in FITTED_POOLS}
+        for needs in (plan.host_bytes, plan.device_bytes)
+    )
+    rest = replace(plan, host_bytes=host, device_bytes=device)
+    return rest.fits_host() and rest.fits_device()
 
 
 def _predicted(plan: Plan, skeleton: Skeleton, request: PlanRequest) -> Plan:
@@ -339,52 +359,17 @@ def _head_tokens(skeleton: Skeleton, batch: BatchShape, request: PlanRequest) ->
 
 
 def _needs(
-    skeleton: Skeleton, computing: int, name: str, shape: StepShape, choices: Choices
+    skeleton: Skeleton, process: int, computing: int, pools: Mapping[str, Pool]
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Bytes of host and of device memory by purpose."""
-    pools = step_pools(name, shape, choices)
     largest_chunk = max(chunk.elements for layout in skeleton.layouts for chunk in layout.chunks)
-    host = {"process": started_process_bytes(), "master_weights": 4 * largest_chunk}
+    host = {"process": process, "master_weights": 4 * largest_chunk}
     device: dict[str, int] = {}
-    (device if choices.separate_device else host)["computation"] = computing
+    (device if pools["activation"].tier == Tier.DEVICE else host)["computation"] = computing
     for pool_name, pool in pools.items():
         if pool.tier != Tier.SSD and pool.bytes:
             (host if pool.tier == Tier.HOST else device)[pool_name] = pool.bytes
     return host, device
-
-
-def _group_reasons(choices: Choices, shape: StepShape, request: PlanRequest) -> list[str]:
-    """Why micro-batches go in groups, if they do."""
-    together, count = choices.together(shape), shape.micro_batches
-    if together == count:
-        return []
-    if request.group_size:
-        why = "as configured, or as planned when the run began"
-    else:
-        why = "more do not fit" if request.hardware is None else "as planned"
-    return [f"micro-batches in groups of {together} of {count}, each forward and backward before the next: {why}"]
-
-
-def _placement_reasons(choices: Choices, request: PlanRequest) -> list[str]:
-    wide = choices.weight_slots > NARROW.weight_slots
-    reasons = [
-        f"{choices.weight_slots} weight, {choices.gradient_slots} gradient and {choices.state_slots} state buffers: "
-        + ("enough to overlap everything" if wide else "more do not fit, so little overlaps")
-    ]
-    if request.gradients is not None:
-        why = "as configured"
-    elif request.hardware is not None:
-        why = "as planned"
-    else:
-        why = "they fit in host memory" if choices.gradients == Tier.HOST else "they do not fit in host memory"
-    reasons.append(f"gradients in {choices.gradients}: {why}")
-    on_device, on_ssd = choices.boundaries_on_device, choices.boundaries_on_ssd
-    shares = {Tier.DEVICE: on_device, Tier.HOST: 1 - on_device - on_ssd, Tier.SSD: on_ssd}
-    where = ", ".join(f"{share:.0%} in {tier}" for tier, share in shares.items() if share > 1e-9)
-    asked = request.boundaries_on_ssd is not None or request.boundaries_on_device is not None
-    planned = "as much as fits in the faster memory" if request.hardware is None else "as planned"
-    reasons.append(f"boundaries: {where}, " + ("as configured" if asked else planned))
-    return reasons
 
 
 def _too_small(plan: Plan, tier: str) -> MemoryBudgetError:
@@ -396,5 +381,6 @@ def _too_small(plan: Plan, tier: str) -> MemoryBudgetError:
     return MemoryBudgetError(
         f"the run needs about {format_bytes(needed)} of {tier} memory and may use {format_bytes(allowed)}, "
         f"{format_bytes(needed - allowed)} short (most of it: {parts}). Raise engine.{tier}_memory if there is more, "
-        f"or lower training.micro_batch_size, data.sequence_length or training.micro_batches"
+        f"or lower training.micro_batch_size, data.sequence_length or "
+        + ("engine.group_size" if plan.choices.together(plan.shape) > 1 else "training.micro_batches")
     )

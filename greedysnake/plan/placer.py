@@ -23,6 +23,7 @@ class _Frame:
 
     shape: StepShape
     groups: int
+    together: float  # the largest group's share of all micro-batches
     costs: StepCosts
     needs: tuple[Needs, ...]  # with wide and with narrow buffers
 
@@ -91,6 +92,7 @@ class Placer:
                 wait_for_norm=waits,
                 separate_device=separate,
                 groups=frame.groups,
+                together=frame.together,
             )
             placement = solve(work, frame.costs, rows, fixed)
             if placement is not None:
@@ -111,6 +113,7 @@ class Placer:
         return _Frame(
             shape=shape,
             groups=len(least.groups(shape)),
+            together=least.together(shape) / shape.micro_batches,
             costs=case.costs(query),
             needs=tuple(
                 step_needs(

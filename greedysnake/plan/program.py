@@ -134,6 +134,7 @@ def space_rows(
     wait_for_norm: bool,
     separate_device: bool,
     groups: int = 1,
+    together: float = 1.0,
 ) -> list[tuple[Expression, float]]:
     """What memory and disk must hold, as expressions of the shares.
 
@@ -143,10 +144,11 @@ def space_rows(
         limits: of each tier.
         delayed_share, wait_for_norm, separate_device: of the plan.
         groups: of micro-batches, of which one's boundaries and activations exist at a time.
+        together: the largest group's share of all micro-batches.
     """
     sizes = step_totals(shape, updates_in_backward=True)
     held = sizes.gradients * (1.0 if wait_for_norm or groups > 1 else delayed_share)
-    boundaries, kept = sizes.boundaries / groups, sizes.kept / groups
+    boundaries, kept = together * sizes.boundaries, together * sizes.kept
     host = Expression(
         needs.total(Tier.HOST),
         resident_weights=sizes.all_weights,

@@ -145,9 +145,12 @@ class Case:
         )
 
     def computing_bytes(self, query: PlanQuery) -> int:
-        """Memory that torch needs besides the schedule's buffers."""
+        """Memory that torch needs besides the schedule's buffers: only a group's micro-batches are there at a time."""
+        group = replace(
+            self.batch, micro_batches=min(self.choices.group_size or self.batch.micro_batches, self.batch.micro_batches)
+        )
         return query.workload.computing_bytes(
-            self.batch, layers_per_unit=self.layers_per_unit, separate_device=self.choices.separate_device
+            group, layers_per_unit=self.layers_per_unit, separate_device=self.choices.separate_device
         )
 
     def costs(self, query: PlanQuery) -> StepCosts:

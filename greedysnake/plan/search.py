@@ -38,8 +38,8 @@ _ALPHAS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1.0)
 _ALPHA_STEPS = (-0.05, 0.05, -0.15, 0.15)
 _NEAR = 1.05
 """Placements within this factor of the shortest are simulated too."""
-_WORTH_TRYING = 0.99
-"""Groups are tried where the program's shortest step is no longer than this part of the best simulated one."""
+_WORTH_CUTTING = 1.03
+"""So many times as fast must a step be with smaller groups, which move more bytes: less is within what is not known."""
 _TRIED_IN_GROUPS = 2
 """Of the program's best with groups of one size."""
 _MUCH_SLOWER = 0.9
@@ -249,7 +249,8 @@ def _simulate_near(query: PlanQuery, placer: Placer, bounds: list[_Bound], trial
     """The best simulated plan among the placements near the program's best.
 
     The program thinks too well of small groups, of which each fills and drains the pipeline anew: so first come plans
-    in a single group, or as it is given, and then smaller and smaller groups, until these are much slower.
+    in a single group, or as it is given, and then smaller and smaller groups, until these are much slower: at least one
+    of each size, whatever has been spent.
     """
     of_size: dict[int | None, list[_Bound]] = {}
     for bound in sorted(bounds, key=lambda bound: (bound.placement.seconds, bound.batch.rows)):
@@ -258,14 +259,14 @@ def _simulate_near(query: PlanQuery, placer: Placer, bounds: list[_Bound], trial
     best = _simulate_largest(query, placer, of_size[sizes[0]], trials)
     for size in sizes[1:]:
         in_order = of_size[size]
-        if trials.spent or (best is not None and in_order[0].placement.seconds > _WORTH_TRYING * best.mean_seconds):
-            break
+        if best is not None and _WORTH_CUTTING * in_order[0].placement.seconds > best.mean_seconds:
+            continue
         own = trials.best(_cases_of(query, placer, in_order[:_TRIED_IN_GROUPS]))
         if own is None:
             continue
         if best is not None and own.tokens_per_second < _MUCH_SLOWER * best.tokens_per_second:
             break
-        best = own if best is None or _value(own) > _value(best) else best
+        best = own if best is None or _value(own) > _WORTH_CUTTING * _value(best) else best
     return best
 
 

@@ -8,7 +8,7 @@ from greedysnake.schedule.builders import (
     build_vertical,
     step_pools,
 )
-from greedysnake.schedule.extents import fit_pools, slot_extents
+from greedysnake.schedule.extents import FITTED_POOLS, fit_pools, slot_extents
 from greedysnake.schedule.lives import Life, content_lives
 from greedysnake.schedule.one_by_one import one_by_one
 from greedysnake.schedule.operations import Buffer, Kind, Operation, Pool, Resource, Schedule, Tier
@@ -17,6 +17,7 @@ from greedysnake.schedule.validate import Peaks, ScheduleError, check_schedule
 
 __all__ = [
     "BUILDERS",
+    "FITTED_POOLS",
     "SHARES",
     "Buffer",
     "Choices",
