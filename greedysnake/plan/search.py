@@ -38,7 +38,7 @@ _ALPHAS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1.0)
 _ALPHA_STEPS = (-0.05, 0.05, -0.15, 0.15)
 _NEAR = 1.05
 """Placements within this factor of the shortest are simulated too."""
-_WORTH_CUTTING = 1.03
+_WORTH_CUTTING = 1.02
 """So many times as fast must a step be with smaller groups, which move more bytes: less is within what is not known."""
 _TRIED_IN_GROUPS = 2
 """Of the program's best with groups of one size."""
