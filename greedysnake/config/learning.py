@@ -41,8 +41,8 @@ class TrainingConfig(Section):
     )
     micro_batches: Count = Field(
         default=4,
-        description="Micro-batches in a step (M). Weights cross the SSD twice a step for each group of them, however many it "
-        "has (`engine.group_size`).",
+        description="Micro-batches in a step (M). Weights cross the SSD twice a step for each group of them "
+        "(`engine.group_size`), however many it has.",
     )
     micro_batch_size: Count = Field(default=1, description="Sequences in a micro-batch (B), computed at once.")
     freeze: Patterns | None = Field(
