@@ -1,5 +1,6 @@
 """Micro-batches in groups: when they are planned, what they change, and that a run keeps to them."""
 
+import re
 from bisect import bisect_left
 from dataclasses import replace
 from pathlib import Path
@@ -9,16 +10,15 @@ import torch
 from architectures import random_batches, small_config
 from committed import weights_in
 from made_up_machines import GIB, MACHINES, query
-from typer.testing import CliRunner
 
 from greedysnake import AdamW, Trainer
-from greedysnake.cli.app import app
 from greedysnake.errors import ConfigError, MemoryBudgetError
 from greedysnake.models.skeleton import build_skeleton
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.placement import make_plan
 from greedysnake.plan.query import fits, smaller_groups
 from greedysnake.plan.request import PlanRequest
+from greedysnake.plan.roofline import best_of_few
 from greedysnake.plan.search import search
 
 MICRO_BATCHES = 8
@@ -140,14 +140,23 @@ def test_a_free_batch_is_one_group():
 def test_no_group_is_empty(tmp_path):
     with pytest.raises(ConfigError, match="group_size: must be at least 1, got 0"):
         trainer_in(tmp_path, group_size=0)
+    with pytest.raises(ConfigError, match="group_size: must be 1 or None with the schedule 'horizontal', got 2"):
+        trainer_in(tmp_path, group_size=2, schedule="horizontal")
 
 
-def test_the_command_line_says_how_micro_batches_go():
-    def said(*arguments: str) -> str:
-        return CliRunner().invoke(app, arguments, catch_exceptions=False).stdout
+def test_smaller_groups_are_proposed_where_they_fit():
+    asked = query(MACHINES["accelerator"], rows=1, micro_batches=512, delayed_share=1.0, group_size=512)
+    with pytest.raises(MemoryBudgetError, match=r"a group size of at most \d+") as refused:
+        search(asked)
+    most = int(re.findall(r"a group size of at most (\d+)", str(refused.value))[0])
+    search(replace(asked, group_size=most))
+    with pytest.raises(MemoryBudgetError):
+        search(replace(asked, group_size=most + 1))
 
-    asked = ("plan", "gpt-30b", "--sequences", "64", "--micro-batch-size", "1", "--group-size")
-    assert "in groups of 16 of the 64, each forward and backward before the next" in said(*asked, "16")
-    assert "all go through a layer together" in said(*asked, "64")
-    with pytest.raises(ConfigError, match="--group-size 2: found with --schedule horizontal"):
-        said("simulate", "gpt-30b", "--schedule", "horizontal", "--group-size", "2")
+
+def test_the_roofline_has_a_batch_that_fits_in_groups_alone():
+    asked = query(MACHINES["accelerator"], rows=1, delayed_share=1.0)
+    batch = BatchShape(micro_batches=512, rows=1, tokens=1024)
+    found = best_of_few(asked, batch)
+    assert found is not None
+    assert found.case.choices.group_size is not None

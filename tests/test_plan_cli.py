@@ -169,6 +169,12 @@ def test_a_simulated_step_says_what_the_disk_lacks(order, each, tmp_path):
     assert "GiB of disk too much" in run(*arguments, str(full))
 
 
+def test_a_plan_says_how_micro_batches_go(settings):
+    asked = ("plan", str(settings), "--hardware", "laptop-cpu-24gb", "--group-size")
+    assert "in groups of 2 of the 3, each forward and backward before the next" in run(*asked, "2")
+    assert "all go through a layer together" in run(*asked, "3")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -185,6 +191,7 @@ def test_a_simulated_step_says_what_the_disk_lacks(order, each, tmp_path):
             "--delayed-share 0.5, --resident-state 0.1: found with --schedule zero-infinity",
         ),
         ([*IN_ANOTHER_ORDER, "zero-offload", "--resident-weights", "1"], "--resident-weights 1: found with"),
+        ([*IN_ANOTHER_ORDER, "horizontal", "--group-size", "2"], "--group-size 2: found with --schedule horizontal"),
     ],
 )
 def test_a_mistake_is_one_message(arguments, message):

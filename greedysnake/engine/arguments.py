@@ -47,6 +47,11 @@ def check_arguments(
     for name, count in counts.items():
         if count is not None and count < 1:
             problems.append(f"{name}: must be at least 1, got {count}")
+    if schedule == "horizontal" and (counts["group_size"] or 1) > 1:
+        problems.append(
+            f"group_size: must be 1 or None with the schedule 'horizontal', got {counts['group_size']}; the vertical "
+            f"schedule has groups"
+        )
     for name, share in shares.items():
         if share is not None and not 0 <= share <= 1:
             problems.append(f"{name}: must lie between 0 and 1, got {share}")

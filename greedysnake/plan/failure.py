@@ -151,6 +151,10 @@ def _smaller(query: PlanQuery, batch: BatchShape) -> Iterator[list[_Smaller]]:
         for count in range(1, batch.micro_batches)
     ]
     yield [
+        _Smaller(words=f"a group size of at most {size}", query=replace(query, group_size=size), batch=batch)
+        for size in range(1, min(query.group_size or 1, batch.micro_batches))
+    ]
+    yield [
         _Smaller(
             words=f"a unit size of at most {layers}",
             query=replace(query, layers_per_unit=layers),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from greedysnake.plan.activations import BatchShape
 from greedysnake.plan.baselines import LOW_BYTES, build_baseline, untied
 from greedysnake.plan.placer import Placer
-from greedysnake.plan.query import Candidate, Case, PlanQuery, simulate_case
+from greedysnake.plan.query import Candidate, Case, PlanQuery, group_sizes, simulate_case
 from greedysnake.plan.search import compute_roof
 from greedysnake.plan.simulate import simulate
 from greedysnake.plan.slots import NARROW, with_slots
@@ -68,16 +68,15 @@ def roofline_points(query: PlanQuery, rows: int, micro_batches: Sequence[int] = 
 
 
 def best_of_few(query: PlanQuery, batch: BatchShape) -> Candidate | None:
-    """The best of a few placements of a batch; None if none fits."""
+    """The best of a few placements of a batch, in groups of micro-batches as large as fit; None if none fits."""
     placer = Placer(query)
-    best: Candidate | None = None
     alphas = _ALPHAS if query.delayed_share is None else (query.delayed_share,)
-    for alpha in alphas:
-        for case in placer.likely(batch, alpha, query.layers_per_unit or 1):
-            found = simulate_case(case, query)
-            if best is None or found.tokens_per_second > best.tokens_per_second:
-                best = found
-    return best
+    for size in group_sizes(replace(query, micro_batches=batch.micro_batches), batch):
+        cases = [case for alpha in alphas for case in placer.likely(batch, alpha, query.layers_per_unit or 1, size)]
+        if cases:
+            found = [simulate_case(case, query) for case in cases]
+            return max(found, key=lambda candidate: candidate.tokens_per_second)
+    return None
 
 
 def io_seconds(query: PlanQuery, batch: BatchShape) -> float:

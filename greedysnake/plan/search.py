@@ -261,7 +261,11 @@ def _simulate_near(query: PlanQuery, placer: Placer, bounds: list[_Bound], trial
         in_order = of_size[size]
         if best is not None and _WORTH_CUTTING * in_order[0].placement.seconds > best.mean_seconds:
             continue
-        own = trials.best(_cases_of(query, placer, in_order[:_TRIED_IN_GROUPS]))
+        own = trials.best(
+            case
+            for bound in in_order[:_TRIED_IN_GROUPS]
+            for case in placer.cases(bound.batch, bound.delayed_share, query.layers_per_unit or 1, size)[:2]
+        )
         if own is None:
             continue
         if best is not None and own.tokens_per_second < _MUCH_SLOWER * best.tokens_per_second:
