@@ -2,10 +2,12 @@
 
     python scripts/layer_profile.py --model 0.37b --tokens 1024
     python scripts/layer_profile.py --model 0.37b --tokens 1024 --compile
+    python scripts/layer_profile.py --model 0.37b --tokens 1024 --products native --runs 1
 
 One layer, forward and backward, with weights in memory and nothing else running. Prints the median seconds, the share
 of the time in each kind of work, and the rate of the layer's own matrix products beside that of a large one. With
-``--compile``, the layer runs through torch.compile, which needs a C++ compiler.
+``--compile``, the layer runs through torch.compile, which needs a C++ compiler. ``--products`` and ``--dtype`` are a
+run's ``engine.matrix_products`` and ``model.dtype``.
 """
 
 import argparse
@@ -23,6 +25,8 @@ from transformers import AutoModelForCausalLM
 
 from greedysnake.bench.models import bench_config
 from greedysnake.engine.devices import make_device
+from greedysnake.engine.opening import DTYPES
+from greedysnake.engine.products import CHOICES
 from greedysnake.plan.probe_compute import matrix_rate
 
 KINDS = {"matrix products": ("mm", "addmm", "bmm"), "attention": ("scaled_dot_product",)}
@@ -34,9 +38,10 @@ def main() -> None:
     torch.manual_seed(0)
     config = bench_config(arguments.model, arguments.tokens)
     config.num_hidden_layers = 1
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).model
+    dtype, device = DTYPES[arguments.dtype], make_device("cpu", None, products=arguments.products)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype).model
     layer = model.layers[0]
-    hidden = torch.randn(1, arguments.tokens, config.hidden_size, dtype=torch.bfloat16, requires_grad=True)
+    hidden = torch.randn(1, arguments.tokens, config.hidden_size, dtype=dtype, requires_grad=True)
     gradient = torch.randn_like(hidden)
     positions = model.rotary_emb(hidden, torch.arange(arguments.tokens)[None])
     run = torch.compile(layer) if arguments.compile else layer
@@ -48,18 +53,20 @@ def main() -> None:
         output.backward(gradient)
         return middle - start, time.perf_counter() - middle
 
-    times = [step() for _ in range(arguments.runs + 3)][3:]
+    with device.computing():
+        times = [step() for _ in range(arguments.runs + arguments.uncounted)][arguments.uncounted :]
+        found = shares(step, arguments.runs)
     forward, backward = (1e3 * statistics.median(column) for column in zip(*times, strict=True))
     print(f"forward {forward:.0f} ms, backward {backward:.0f} ms, {torch.get_num_threads()} threads")
-    for kind, share in shares(step).items():
+    for kind, share in found.items():
         print(f"{kind:18} {share:4.0%}")
     matrices = sum(p.numel() for p in layer.parameters() if p.dim() == 2)
     needed = 6 * matrices * arguments.tokens
-    rate = matrix_rate(make_device("cpu", None), torch.bfloat16, 1536)
+    rate = matrix_rate(device, dtype, 1536)
     print(f"all matrix products at the rate of a large one would take {1e3 * needed / rate:.0f} ms")
 
 
-def shares(step: Callable[[], object], steps: int = 5) -> dict[str, float]:
+def shares(step: Callable[[], object], steps: int) -> dict[str, float]:
     """Share of the operators' time in each kind of work."""
     with profile() as found:
         for _ in range(steps):
@@ -77,7 +84,10 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="0.37b", help="a Llama that greedysnake bench knows")
     parser.add_argument("--tokens", type=int, default=1024, help="of the one sequence")
-    parser.add_argument("--runs", type=int, default=15, help="whose median is taken, after three that do not count")
+    parser.add_argument("--runs", type=int, default=15, help="whose median is taken")
+    parser.add_argument("--uncounted", type=int, default=3, help="runs before them")
+    parser.add_argument("--dtype", default="bfloat16", choices=list(DTYPES))
+    parser.add_argument("--products", default="auto", choices=CHOICES, help="how 16-bit matrices are multiplied")
     parser.add_argument("--compile", action="store_true", help="run the layer through torch.compile")
     return parser.parse_args()
 

@@ -1,8 +1,8 @@
 """Plain PyTorch training with float32 masters to compare with: the whole model in memory, in any dtype.
 
 Gradients of the micro-batches are added in float32 in their natural order. Norm, clipping and AdamW run on the CPU.
-In float16 the loss is scaled by torch's own GradScaler. Models must not tie their embeddings: autograd would add the
-two parts of such a gradient in the model's dtype.
+In float16 the loss is scaled by torch's own GradScaler. Products of matrices are those of the streamed run. Models must
+not tie their embeddings: autograd would add the two parts of such a gradient in the model's dtype.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from greedysnake import AdamW
 from greedysnake.engine.batches import target_tokens
+from greedysnake.engine.products import computing_products
 from greedysnake.models.skeleton import decays
 from greedysnake.optim import LossScaling, split_master
 
@@ -35,8 +36,16 @@ ROUNDING: dict[torch.dtype, Callable[[Tensor], Tensor]] = {
 class MasterTrainer:
     """The same steps as :class:`greedysnake.Trainer` without snake, the ordinary way; ``model`` is on its device."""
 
-    def __init__(self, model: PreTrainedModel, settings: AdamW, scaling: LossScaling | None = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        settings: AdamW,
+        scaling: LossScaling | None = None,
+        *,
+        products: str = "auto",
+    ) -> None:
         self.model = model.train()
+        self._products = products
         self._settings = settings
         scaling = scaling or LossScaling()
         self.scaler = torch.amp.GradScaler(
@@ -62,8 +71,9 @@ class MasterTrainer:
         count = torch.tensor(target_tokens(micro_batches), device=device)
         for batch in micro_batches:
             inputs = {name: value.to(device) for name, value in batch.items()}
-            part = self.model(**inputs, use_cache=False, num_items_in_batch=count).loss
-            self.scaler.scale(part.cpu()).backward()
+            with computing_products(self._products):
+                part = self.model(**inputs, use_cache=False, num_items_in_batch=count).loss
+                self.scaler.scale(part.cpu()).backward()
             loss += part.item()
         for name, parameter in self.model.named_parameters():
             self._masters[name].grad = None if parameter.grad is None else parameter.grad.cpu()

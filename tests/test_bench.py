@@ -12,7 +12,7 @@ from small_run import run_well
 from greedysnake.bench.measure import code_digest
 from greedysnake.cli.app import main
 
-RAN = ("greedysnake", "horizontal", "torch")
+RAN = ("greedysnake", "horizontal", "torch", "torch-float32-products")
 MIB = 2**20
 
 
@@ -26,7 +26,7 @@ def fails(*arguments: str, capsys) -> str:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory) -> Path:
-    """A folder in which three systems were measured, and one that is not installed was left out."""
+    """A folder in which four systems were measured, and one that is not installed was left out."""
     folder = tmp_path_factory.mktemp("bench")
     run_well(*command(folder, *RAN, "zero-infinity"))
     return folder

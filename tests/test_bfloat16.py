@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from greedysnake import AdamW, Trainer
 from greedysnake.engine.batches import target_tokens
+from greedysnake.engine.products import computing_products
 from greedysnake.errors import ConfigError
 from greedysnake.models.skeleton import decays
 from greedysnake.optim import split_master
@@ -65,8 +66,9 @@ def plain_losses(folder: Path, dtype: torch.dtype, rounding: Callable[[Tensor], 
     for batch in batches():
         count, total = torch.tensor(target_tokens(batch)), 0.0
         for part in batch:
-            loss = model(**part, use_cache=False, num_items_in_batch=count).loss
-            loss.backward()
+            with computing_products("auto"):  # as the streamed run
+                loss = model(**part, use_cache=False, num_items_in_batch=count).loss
+                loss.backward()
             total += loss.item()
         for name, parameter in model.named_parameters():
             masters[name].grad = parameter.grad

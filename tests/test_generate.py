@@ -19,6 +19,7 @@ from greedysnake.cli.prompts import encode_prompts, read_prompts
 from greedysnake.data import load_tokenizer
 from greedysnake.engine.devices import make_device
 from greedysnake.engine.inference import GenerationSize, Generator, loading_bytes_of, place_weights
+from greedysnake.engine.products import computing_products
 from greedysnake.errors import ConfigError, DataError, MemoryBudgetError, ModelError, StorageInUseError
 from greedysnake.models.skeleton import build_skeleton
 from greedysnake.storage import Store
@@ -36,11 +37,12 @@ def prompts() -> tuple[Tensor, Tensor]:
 
 
 def expected(model: PreTrainedModel, seed: int | None = None, **options) -> Tensor:
-    """What transformers gives."""
+    """What transformers gives, with the same products of matrices."""
     ids, mask = prompts()
     if seed is not None:
         torch.manual_seed(seed)
-    return model.generate(ids, attention_mask=mask, max_new_tokens=NEW, **options)
+    with computing_products("auto"):
+        return model.generate(ids, attention_mask=mask, max_new_tokens=NEW, **options)
 
 
 def trained(name: str, folder: Path, dtype: str = "float32") -> Trainer:

@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from greedysnake.bench.cells import Setting
 from greedysnake.bench.matrix import describe_setting
 from greedysnake.bench.smallest import Smallest
+from greedysnake.bench.systems import LENT
 from greedysnake.bench.table import Line
 from greedysnake.units import format_bytes
 
@@ -205,7 +206,7 @@ def _number(value: float) -> str:
 
 
 def _color(system: str) -> str:
-    return _COLORS.get(system, _VARIANT)
+    return _COLORS.get(system.removesuffix(LENT), _VARIANT)
 
 
 def _figure(title: str, rows: float, *, columns: int) -> tuple[Figure, list[Any]]:

@@ -1,7 +1,8 @@
 """Runs one cell with plain PyTorch, everything in memory: what one would write by hand.
 
 bfloat16 weights, float32 masters, moments and sums of gradients (18 bytes a parameter), activations recomputed layer
-by layer or, with ``checkpointing`` false, all of a micro-batch's in memory, and torch's fused AdamW.
+by layer or, with ``checkpointing`` false, all of a micro-batch's in memory, and torch's fused AdamW. ``products`` says
+how matrices are multiplied; by default as torch does it.
 """
 
 from greedysnake.bench.runner import BETAS, EPS, WEIGHT_DECAY, Report, read_job
@@ -13,6 +14,8 @@ def main() -> None:
     import torch
     from torch import nn
     from transformers import AutoModelForCausalLM
+
+    from greedysnake.engine.products import computing_products
 
     torch.set_num_threads(job.threads)
     model = AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.bfloat16, local_files_only=True).train()
@@ -42,7 +45,8 @@ def main() -> None:
                 weight.copy_(master)
         return loss, norm
 
-    report.steps(job, step)
+    with computing_products(job.settings.get("products", "native")):
+        report.steps(job, step)
     report.done(torch=torch.__version__)
 
 

@@ -34,6 +34,7 @@ class ZeroSettings:
         checkpointing: whether activations are recomputed layer by layer; else all of a micro-batch's stay in memory.
         reentrant: kind of checkpointing. Without, recomputed activations refer to swap buffers that are used again by
             then, and gradients are silently wrong.
+        products: how matrices are multiplied, of ``greedysnake.engine.products.CHOICES``; DeepSpeed has torch's own.
     """
 
     parameters: str = "nvme"
@@ -51,6 +52,7 @@ class ZeroSettings:
     io_threads: int = 1
     checkpointing: bool = True
     reentrant: bool = True
+    products: str = "native"
 
 
 def zero_config(job: Job, settings: ZeroSettings, largest_elements: int) -> dict[str, Any]:
@@ -124,6 +126,8 @@ def main() -> None:
     import transformers
     from safetensors import safe_open
 
+    from greedysnake.engine.products import computing_products
+
     torch.set_num_threads(job.threads)
     deepspeed.init_distributed(dist_backend="gloo", rank=0, world_size=1)
     config = transformers.AutoConfig.from_pretrained(job.model, local_files_only=True)
@@ -162,7 +166,8 @@ def main() -> None:
         norm = engine.get_global_grad_norm()
         return loss, None if norm is None else float(norm)
 
-    report.steps(job, step)
+    with computing_products(settings.products):
+        report.steps(job, step)
     versions = {"torch": torch.__version__, "deepspeed": deepspeed.__version__}
     report.done(**versions, settings=asdict(settings), seconds_of_all_steps=spent)
 

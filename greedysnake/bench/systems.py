@@ -1,7 +1,7 @@
 """The systems that are compared: which module runs each, and with what settings."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from greedysnake.errors import ConfigError
@@ -58,6 +58,9 @@ _LEAST_MEMORY: dict[str, Any] = {
     "group_elements": 1_000_000,
 }
 """ZeRO-Infinity with as little memory as it can do with, for the smallest limit in which it trains."""
+
+LENT = "-float32-products"
+"""Ends the name of another system that is lent GreedySnake's products of 16-bit matrices by way of float32."""
 
 SYSTEMS = {
     system.name: system
@@ -118,12 +121,21 @@ def ablations(base: str, *, clipping: bool) -> list[System]:
 
 
 def find_systems(names: list[str]) -> list[System]:
-    """Systems by name.
+    """Systems by name, others than GreedySnake's own also with LENT behind it.
 
     Raises:
         ConfigError: naming those that are unknown.
     """
-    unknown = [name for name in names if name not in SYSTEMS]
+    lent = {f"{name}{LENT}": _lent(system) for name, system in SYSTEMS.items() if not system.plans}
+    known = {**SYSTEMS, **lent}
+    unknown = [name for name in names if name not in known]
     if unknown:
-        raise ConfigError(f"--system: found {', '.join(unknown)}; known are {', '.join(SYSTEMS)}")
-    return [SYSTEMS[name] for name in names]
+        raise ConfigError(
+            f"--system: found {', '.join(unknown)}; known are {', '.join(SYSTEMS)}, and those of PyTorch and DeepSpeed "
+            f"with {LENT} behind the name"
+        )
+    return [known[name] for name in names]
+
+
+def _lent(system: System) -> System:
+    return replace(system, name=f"{system.name}{LENT}", settings={**system.settings, "products": "float32"})

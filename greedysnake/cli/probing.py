@@ -44,6 +44,7 @@ def run_probe(
             "freeze": settings.training.freeze or (),
             "lora": lora_of(settings),
             "device": settings.engine.device,
+            "products": settings.engine.matrix_products,
         }
 
     def say(text: str) -> None:

@@ -73,6 +73,7 @@ def changeable_settings(config: RunConfig) -> dict[str, Any]:
         "device": engine.device,
         "host_memory": engine.host_memory,
         "device_memory": engine.device_memory,
+        "matrix_products": engine.matrix_products,
         "hardware": named_hardware(engine.hardware),
         "delayed_share": engine.delayed_share,
         "schedule": engine.schedule,

@@ -35,7 +35,9 @@ from greedysnake.cli.samples import SAMPLES_NAME, Sampler
 from greedysnake.cli.trainer import batch_shape, changeable_settings, learning_rate, make_trainer
 from greedysnake.config import RunConfig, dump_config, with_absolute_paths
 from greedysnake.engine.loading import half_loaded
-from greedysnake.engine.opening import MODEL_FOLDER
+from greedysnake.engine.opening import DTYPES, MODEL_FOLDER
+from greedysnake.engine.products import float32_types
+from greedysnake.engine.settings import TrainerSettings
 from greedysnake.engine.trainer import Trainer
 from greedysnake.errors import ConfigError, GreedySnakeError, StorageError
 from greedysnake.models.skeleton import Skeleton
@@ -255,6 +257,7 @@ def _describe_plan(trainer: Trainer, config: RunConfig) -> str:
     return (
         f"Model: {skeleton.parameter_count / 1e6:,.1f} M parameters{trained} in {len(plan.shape.units)} units, "
         f"{config.model.dtype}\n"
+        f"{_describe_products(trainer.settings)}"
         f"Disk: {', '.join(map(_describe_folder, trainer.disk_use()))}; a step reads "
         f"{format_bytes(ssd['read_bytes_per_step'])} and writes {format_bytes(ssd['write_bytes_per_step'])}\n"
         f"{describe_best(trainer, config.run) if config.training.keep_best else ''}"
@@ -263,6 +266,15 @@ def _describe_plan(trainer: Trainer, config: RunConfig) -> str:
         f"{torch.get_num_threads()} compute threads\n"
         f"{describe_prediction(plan)}"
     )
+
+
+def _describe_products(settings: TrainerSettings) -> str:
+    """That matrices of 16-bit numbers are multiplied by way of float32, where they are."""
+    if settings.device.startswith("cuda") or DTYPES[settings.dtype] not in float32_types(settings.matrix_products):
+        return ""
+    asked = settings.matrix_products == "float32"
+    why = "as engine.matrix_products says" if asked else "as this processor has no instructions for them"
+    return f"Products of {settings.dtype} matrices by way of float32, {why}\n"
 
 
 def _describe_trained(skeleton: Skeleton) -> str:

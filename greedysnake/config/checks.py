@@ -55,6 +55,10 @@ def cross_problems(values: Mapping[str, Any]) -> list[Problem]:
         text = f"found {shares[0]:g}, and engine.boundaries_on_ssd is {shares[1]:g}; needs at most 1 together"
         problems.append(Problem("engine.boundaries_on_device", text))
 
+    if values.get("engine.matrix_products") == "float32" and values.get("engine.device") == "cuda":
+        text = "found float32, which is for the CPU, but engine.device is cuda; needs auto or native"
+        problems.append(Problem("engine.matrix_products", text))
+
     if values.get("training.freeze") is not None and "lora.r" in values:
         text = "given with lora, which freezes everything but its adapters; keep one of them"
         problems.append(Problem("training.freeze", text))

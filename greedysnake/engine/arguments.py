@@ -6,6 +6,7 @@ from typing import Any
 
 from greedysnake.engine.devices import device_name_problem
 from greedysnake.engine.opening import DTYPES
+from greedysnake.engine.products import CHOICES
 from greedysnake.errors import ConfigError
 from greedysnake.models.layout import CHUNK_ALIGNMENT
 from greedysnake.schedule import BUILDERS
@@ -19,6 +20,7 @@ def check_arguments(
     device: str,
     schedule: str,
     gradients: str | None,
+    matrix_products: str,
     shares: Mapping[str, float | None],
     counts: Mapping[str, int | None],
     sizes: Mapping[str, int | str | None],
@@ -40,6 +42,7 @@ def check_arguments(
         "dtype": (dtype, list(DTYPES)),
         "schedule": (schedule, list(BUILDERS)),
         "gradients": (gradients, [None, "host", "ssd"]),
+        "matrix_products": (matrix_products, list(CHOICES)),
     }
     for name, (value, choices) in allowed.items():
         if value not in choices:
@@ -63,6 +66,8 @@ def check_arguments(
         )
     if on_device and device in ("auto", "cpu"):
         problems.append(f"boundaries_on_device: must be 0 where the device is {device!r}, got {on_device}")
+    if matrix_products == "float32" and device.startswith("cuda"):
+        problems.append(f"matrix_products: must be 'auto' or 'native' where the device is {device!r}, got 'float32'")
     for name, size in sizes.items():
         try:
             parse_bytes(0 if size is None else size)

@@ -9,12 +9,13 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from greedysnake.engine.products import computing_products
 from greedysnake.errors import ConfigError, MemoryBudgetError
 from greedysnake.storage import aligned_empty
 from greedysnake.units import format_bytes
@@ -31,7 +32,7 @@ class Device(Protocol):
     separate: bool
     torch_device: torch.device
 
-    def computing(self) -> AbstractContextManager[None]:
+    def computing(self) -> AbstractContextManager[object]:
         """While it is open, what this thread computes runs on the device.
 
         Raises:
@@ -75,14 +76,21 @@ class Device(Protocol):
 
 
 class CpuDevice:
-    """Host memory is device memory: nothing to copy but boundaries on their way to SSD."""
+    """Host memory is device memory: nothing to copy but boundaries on their way to SSD.
+
+    Args:
+        products: how matrices of 16-bit numbers are multiplied, of ``products.CHOICES``.
+    """
 
     separate = False
     torch_device = torch.device("cpu")
 
-    def computing(self) -> AbstractContextManager[None]:
-        """It always does."""
-        return nullcontext()
+    def __init__(self, products: str = "auto") -> None:
+        self._products = products
+
+    def computing(self) -> AbstractContextManager[object]:
+        """It always does; here only how products are computed is decided."""
+        return computing_products(self._products)
 
     def allocate(self, count: int) -> Tensor:
         """Page-aligned host memory."""
@@ -125,11 +133,13 @@ class EmulatedDevice(CpuDevice):
     Args:
         seed: of the delays.
         longest_delay_s: most seconds that a copy is held up.
+        products: as of the CPU.
     """
 
     separate = True
 
-    def __init__(self, seed: int = 0, longest_delay_s: float = 0.002) -> None:
+    def __init__(self, seed: int = 0, longest_delay_s: float = 0.002, products: str = "auto") -> None:
+        super().__init__(products)
         self._random = random.Random(seed)
         self._lock = threading.Lock()
         self._longest_delay_s = longest_delay_s
@@ -309,13 +319,14 @@ def device_problem(name: str) -> str | None:
     return None
 
 
-def make_device(name: str, memory: int | None, seed: int = 0) -> Device:
+def make_device(name: str, memory: int | None, seed: int = 0, products: str = "auto") -> Device:
     """The device of a name.
 
     Args:
         name: ``auto`` (the CPU), ``cpu``, ``cuda`` (or ``cuda:N``), ``emulated``.
         memory: bytes of the device's own memory that may be used.
         seed: of an emulated device's delays.
+        products: how the CPU multiplies matrices of 16-bit numbers, of ``products.CHOICES``.
 
     Raises:
         ConfigError: there is no such device here.
@@ -323,7 +334,7 @@ def make_device(name: str, memory: int | None, seed: int = 0) -> Device:
     if problem := device_problem(name):
         raise ConfigError(f"device: {problem}")
     if name == "emulated":
-        return EmulatedDevice(seed)
+        return EmulatedDevice(seed, products=products)
     if name in ("auto", "cpu"):
-        return CpuDevice()
+        return CpuDevice(products)
     return CudaDevice(name, memory)

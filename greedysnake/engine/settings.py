@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from greedysnake.engine.arguments import check_arguments
+from greedysnake.engine.devices import Device, make_device
 from greedysnake.errors import ConfigError
 from greedysnake.models.layout import DEFAULT_CHUNK_ELEMENTS
 from greedysnake.models.lora import Lora
@@ -33,6 +34,8 @@ class TrainerSettings:
             were a device with memory of its own, for tests.
         host_memory: bytes that the process may use, or text like ``"16GiB"``; None: what is free, less a tenth.
         device_memory: likewise of the device's own memory; None: what is free, less a tenth.
+        matrix_products: how the CPU multiplies matrices of bfloat16 and float16: ``"native"``, by torch's own kernels;
+            ``"float32"``, converted to float32; ``"auto"``, so where the processor has no instructions for the type.
         hardware: figures of this machine (``greedysnake probe`` writes a file of them), from which what is left open
             here is planned and a step's time predicted; a file, the name of a shipped profile, or None: a rule instead.
         delayed_share: α, the part of each unit's update that runs in the next step; None: planned.
@@ -81,6 +84,7 @@ class TrainerSettings:
     device: str = "auto"
     host_memory: int | str | None = None
     device_memory: int | str | None = None
+    matrix_products: str = "auto"
     hardware: Hardware | None = None
     delayed_share: float | None = None
     schedule: str = "vertical"
@@ -113,6 +117,7 @@ class TrainerSettings:
             device=self.device,
             schedule=self.schedule,
             gradients=self.gradients,
+            matrix_products=self.matrix_products,
             shares={name: getattr(self, name) for name in SHARES},
             counts={
                 "layers_per_unit": self.layers_per_unit,
@@ -165,6 +170,14 @@ class TrainerSettings:
     def device_limit(self) -> int | None:
         """Bytes of device memory that may be used, None for all."""
         return None if self.device_memory is None else parse_bytes(self.device_memory)
+
+    def make_device(self) -> Device:
+        """Where the run computes.
+
+        Raises:
+            ConfigError: there is no such device here.
+        """
+        return make_device(self.device, self.device_limit, self.seed, self.matrix_products)
 
     def request(self, *, separate_device: bool, device_free_bytes: int | None) -> PlanRequest:
         """What the plan is asked for.

@@ -13,7 +13,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from greedysnake.closing import Closing
 from greedysnake.engine.batches import check_micro_batches, target_tokens
 from greedysnake.engine.beginning import NewRun, Origin, request_on
-from greedysnake.engine.devices import Device, make_device
+from greedysnake.engine.devices import Device
 from greedysnake.engine.exporting import companion_files, export_options, export_store
 from greedysnake.engine.generating import check_prompts, generate
 from greedysnake.engine.loading import forget
@@ -72,7 +72,7 @@ class Trainer(Closing):
     ) -> None:
         chosen = TrainerSettings.of(storage=storage_paths(storage), optimizer=optimizer or AdamW(), **settings)
         with ExitStack() as undo:
-            device = make_device(chosen.device, chosen.device_limit, chosen.seed)
+            device = chosen.make_device()
             undo.callback(device.close)
             origin = Origin.of(model, vocab_size=vocab_size, trust_remote_code=chosen.trust_remote_code)
             skeleton = origin.build(chosen)
@@ -121,7 +121,7 @@ class Trainer(Closing):
         with ExitStack() as undo:
             undo.callback(store.close)
             settings = TrainerSettings.from_json(contents["settings"]).changed({**changes, "storage": folders})
-            device = make_device(settings.device, settings.device_limit, settings.seed)
+            device = settings.make_device()
             undo.callback(device.close)
             check_undamaged(store, progress)
             self._base_model, self._model_files = contents["base_model"], contents["model_files"]

@@ -54,6 +54,7 @@ def probe_machine(
     freeze: Sequence[str] = (),
     lora: Lora | None = None,
     device: str = "auto",
+    products: str = "auto",
     seconds: float = USUAL_SECONDS,
     say: Callable[[str], None] = lambda text: None,
 ) -> Hardware:
@@ -66,7 +67,7 @@ def probe_machine(
         rows, tokens: of a micro-batch.
         freeze: patterns over names of parameters that are not trained.
         lora: adapters that are trained instead of the model's own parameters.
-        device: as for training.
+        device, products: as for training.
         seconds: for each rate; with more than usual the whole takes longer in proportion.
         say: told what is being done.
 
@@ -76,7 +77,7 @@ def probe_machine(
         ConfigError: a pattern or the adapters do not fit the model.
     """
     deadline = time.monotonic() + _MOST_SECONDS * max(1.0, seconds / USUAL_SECONDS)
-    where = make_device(device, None)
+    where = make_device(device, None, products=products)
     try:
         say("disks: reads, writes, both together")
         disks, together = measure_disks(folders, seconds=seconds)

@@ -53,7 +53,8 @@ def matrix_rate(device: Device, dtype: torch.dtype, size: int) -> float:
         torch.matmul(left, right)
         device.synchronize()
 
-    return 2 * size**3 / seconds_of(product)
+    with device.computing():
+        return 2 * size**3 / seconds_of(product)
 
 
 def copy_rate() -> float:
@@ -236,8 +237,9 @@ def _pass(probe: LayerProbe, times: dict[str, list[float]], *, kept: bool, micro
         if name == "embedding_backward" and skeleton.first_trained > 0:  # nothing there is trained
             times[name] = [0.0]
             continue
-        for micro_batch in range(micro_batches):
-            timed(name, units, partial(work, micro_batch), gradients=gradients)
+        with probe.device.computing():
+            for micro_batch in range(micro_batches):
+                timed(name, units, partial(work, micro_batch), gradients=gradients)
         if kept and micro_batches > 1:
             del times[name][-micro_batches]  # of the first, what is not kept does so as well
 

@@ -32,8 +32,9 @@ Systems = Annotated[
     typer.Option(
         help="greedysnake, greedysnake-streamed, horizontal, zero-infinity, zero-infinity-weights-in-memory, "
         "zero-infinity-activations-in-memory, zero-infinity-in-memory, zero-infinity-least-memory, zero-offload, "
-        "zero-offload-activations-in-memory, torch, torch-activations-in-memory, torch-swap; several: again. "
-        "Default: the first four and torch."
+        "zero-offload-activations-in-memory, torch, torch-activations-in-memory, torch-swap; several: again. With "
+        "-float32-products behind a name of DeepSpeed's or PyTorch's, it is lent GreedySnake's products of 16-bit "
+        "matrices. Default: the first four and torch."
     ),
 ]
 Ablated = Annotated[
