@@ -1,8 +1,8 @@
 """Products of 16-bit matrices by way of float32, for processors without instructions for them.
 
-There torch multiplies numbers of 16 bits one by one: 10 to 500 times slower than float32 ones, and partly with sums
-of 16 bits, which lose small terms (pytorch/pytorch#83863, #146508). Numbers of 16 bits fit in float32 exactly, so here
-they are converted, multiplied and added up in float32, and each result is rounded once, as such instructions do it.
+There torch multiplies numbers of 16 bits one by one, 10 to 500 times slower than in float32 (pytorch/pytorch#146508).
+They fit in float32 exactly, so here they are converted, multiplied and added up in float32, and each result is rounded
+once, as such instructions do it.
 """
 
 from collections.abc import Callable, Iterator
