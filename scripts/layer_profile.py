@@ -7,7 +7,7 @@
 One layer, forward and backward, with weights in memory and nothing else running. Prints the median seconds, the share
 of the time in each kind of work, and the rate of the layer's own matrix products beside that of a large one. With
 ``--compile``, the layer runs through torch.compile, which needs a C++ compiler. ``--products`` and ``--dtype`` are a
-run's ``engine.matrix_products`` and ``model.dtype``.
+run's ``engine.matrix_products`` and ``model.dtype``; compiled code has torch's own products.
 """
 
 import argparse
@@ -38,7 +38,8 @@ def main() -> None:
     torch.manual_seed(0)
     config = bench_config(arguments.model, arguments.tokens)
     config.num_hidden_layers = 1
-    dtype, device = DTYPES[arguments.dtype], make_device("cpu", None, products=arguments.products)
+    dtype = DTYPES[arguments.dtype]
+    device = make_device("cpu", None, products="native" if arguments.compile else arguments.products)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype).model
     layer = model.layers[0]
     hidden = torch.randn(1, arguments.tokens, config.hidden_size, dtype=dtype, requires_grad=True)

@@ -43,6 +43,24 @@ class Wide(TorchDispatchMode):
         return result
 
 
+class Made(TorchDispatchMode):
+    """Notes the bytes of each tensor that operators make anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        given = {
+            value.untyped_storage().data_ptr() for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)
+        }
+        for value in tree_leaves(result):
+            if isinstance(value, Tensor) and value.untyped_storage().data_ptr() not in given:
+                self.sizes.append(value.nbytes)
+        return result
+
+
 def drawn(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed + sum(shape))
     return torch.randn(shape, generator=generator).to(dtype)
@@ -147,13 +165,32 @@ def test_attention_forward_and_back(kind, heads, key_heads, dtype):
     assert_like_float32(attend, *inputs)
 
 
-def test_long_attention_is_computed_some_heads_after_others():
-    inputs = [drawn(1, 12, 1500, 64, seed=seed) for seed in range(3)]
+@pytest.mark.parametrize(
+    ("rows", "heads", "key_heads", "tokens"), [(1, 12, 12, 1500), (3, 8, 2, 1000), (40, 4, 4, 250)]
+)
+def test_large_attention_is_computed_some_rows_and_heads_after_others(rows, heads, key_heads, tokens):
+    inputs = [drawn(rows, count, tokens, 64, seed=count) for count in (heads, key_heads, key_heads)]
+    mask = torch.zeros(rows, 1, tokens, tokens, dtype=torch.bfloat16)
+    mask[-1, :, :, 3] = -1e4
+
+    def attend(*them: Tensor) -> Tensor:
+        own = mask.to(them[0].dtype)
+        return scaled_dot_product_attention(*them, attn_mask=own, enable_gqa=heads != key_heads)
+
     query = inputs[0].clone().requires_grad_()
     with Wide() as wide, Float32Products(BOTH):
-        scaled_dot_product_attention(query, *inputs[1:], is_causal=True).backward(inputs[0])
-    assert 0 < wide.largest <= 2**20
-    assert_like_float32(lambda *them: scaled_dot_product_attention(*them, is_causal=True), *inputs)
+        attend(query, *inputs[1:]).backward(inputs[0])
+    assert 0 < wide.largest <= max(2**20, tokens**2)  # a row's mask is converted whole
+    assert_like_float32(attend, *inputs)
+
+
+def test_strides_are_those_of_attention_without():
+    for turned in (False, True):
+        inputs = [drawn(2, 7, 4, 16, seed=1).transpose(1, 2) if turned else drawn(2, 4, 7, 16) for _ in range(3)]
+        with Float32Products(BOTH):
+            ours = gradients(scaled_dot_product_attention, inputs)
+        theirs = gradients(scaled_dot_product_attention, inputs)
+        assert [tensor.stride() for tensor in ours] == [tensor.stride() for tensor in theirs]
 
 
 def test_products_of_experts_forward_and_back():
@@ -179,6 +216,42 @@ def test_products_of_experts_forward_and_back():
         for index, (start, end) in enumerate(zip([0, 3, 3], ends, strict=True)):
             exact = slices(start, end, index, left.float(), right.float())
             assert torch.allclose(found[:, start:end].float(), exact, rtol=0.01, atol=0.01)
+
+
+def test_gradients_of_experts_are_there_once():
+    tokens, errors, ends = drawn(20, 600), drawn(20, 500), torch.tensor([3, 3, 20], dtype=torch.int32)
+    with Made() as made, Float32Products(BOTH):
+        found = torch._grouped_mm(tokens.t(), errors, offs=ends)
+    assert found.shape == (3, 600, 500)
+    assert sum(size == found.nbytes for size in made.sizes) == 1
+
+
+WRONG = [
+    (torch.mm, (drawn(9, 1024), drawn(2048, 3))),
+    (torch.mv, (drawn(9, 1024), drawn(2048))),
+    (torch.bmm, (drawn(2, 9, 2000), drawn(5, 2000, 900))),
+    (torch.mm, (drawn(9, 8), drawn(8, 3, dtype=torch.float32))),
+    (torch.mm, (drawn(9, 8), drawn(8, 3, dtype=torch.float16))),
+    (torch.addmm, (drawn(3), drawn(9, 8, dtype=torch.float32), drawn(8, 3, dtype=torch.float32))),
+    (torch.addmm, (drawn(3, dtype=torch.float32), drawn(9, 8), drawn(8, 3))),
+]
+
+
+@pytest.mark.parametrize(("operation", "inputs"), WRONG)
+def test_what_torch_refuses_is_refused(operation, inputs):
+    for products in ("native", "float32"):
+        with computing_products(products), pytest.raises(RuntimeError):
+            operation(*inputs)
+
+
+def test_few_rows_are_left_to_torch():
+    weights = drawn(300, 200)
+    for rows, own in ((1, 0), (7, 0), (8, 1)):
+        entry = drawn(rows, 200)
+        with Wide() as wide, Float32Products(BOTH):
+            found = nn.functional.linear(entry, weights)
+        assert (wide.largest > 0) == bool(own)
+        assert_rounded_once(found, nn.functional.linear, entry, weights, magnitude=200**0.5)
 
 
 def test_a_layer_keeps_what_it_keeps_without_and_makes_no_large_float32():

@@ -77,8 +77,8 @@ class EngineConfig(Section):
         default="auto",
         description="How the CPU multiplies matrices of bfloat16 and float16. `native`: by torch's own kernels, dozens "
         "of times slower than in float32 on a processor without instructions for the type, such as AVX-512 or AMX "
-        "for bfloat16. `float32`: converted to float32, multiplied, and rounded once, which only differs in the order "
-        "of additions. `auto`: the latter on such a processor.",
+        "for bfloat16. `float32`: converted to float32, multiplied, and rounded once. `auto`: the latter on such a "
+        "processor.",
     )
     storage: StorageFolders | None = Field(
         default=None,

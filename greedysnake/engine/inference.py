@@ -129,10 +129,11 @@ class Generator(Closing):
             StorageError: there is no snapshot, or another process holds it.
             MemoryBudgetError: not even two units fit in memory.
         """
-        store, skeleton, _ = open_committed(folders)
+        store, skeleton, contents = open_committed(folders)
+        products = contents["settings"].get("matrix_products", "auto")
         with ExitStack() as undo:
             undo.callback(store.close)
-            made = make_device(device, device_memory)
+            made = make_device(device, device_memory, products=products)
             undo.callback(made.close)
             self = cls(skeleton, store, place_weights(skeleton, size, made, host_memory), made)
             self._executor.fill_residents()

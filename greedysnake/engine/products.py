@@ -18,7 +18,8 @@ CHOICES = ("auto", "native", "float32")
 """``native``: torch's own products. ``auto``: float32 for types that this processor has no instructions for."""
 
 _BLOCK = 1024  # rows, columns and terms of a sum at once, so that float32 copies take 12 MiB whatever the matrices
-_ATTENTION_ELEMENTS = 2**20  # of each tensor of the heads that are computed at once, likewise
+_ATTENTION_ELEMENTS = 2**20  # of each tensor of the rows and heads that are computed at once, likewise
+_FEW_ROWS = 8  # fewer, as in decoding, are multiplied faster by torch's own kernel, whose sums are in float32 too
 
 _aten = torch.ops.aten
 
@@ -33,13 +34,13 @@ def float32_types(choice: str) -> frozenset[torch.dtype]:
     """The 16-bit types whose matrices are multiplied by way of float32."""
     if choice != "auto":
         return frozenset((torch.bfloat16, torch.float16) if choice == "float32" else ())
-    # what torch's own dispatch asks
-    fast = {
+    if not torch.backends.mkldnn.is_available():
+        return frozenset((torch.bfloat16, torch.float16))
+    fast = {  # what torch's own dispatch asks
         torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
         torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
     }
-    built = torch.backends.mkldnn.is_available()
-    return frozenset(dtype for dtype, is_fast in fast.items() if not (built and is_fast()))
+    return frozenset(dtype for dtype, is_fast in fast.items() if not is_fast())
 
 
 class Float32Products(TorchDispatchMode):
@@ -66,6 +67,9 @@ class Float32Products(TorchDispatchMode):
 
 def _product(left: Tensor, right: Tensor, added: Tensor | None = None, beta: float = 1, alpha: float = 1) -> Tensor:
     """``beta`` added + ``alpha`` left @ right for matrices of any size, a block after another."""
+    _check(left, right, added)
+    if left.shape[0] < _FEW_ROWS and right.stride(0) == 1 and added is None:
+        return _aten.mm(left, right)
     out = left.new_empty(left.shape[0], right.shape[1])
     if added is not None:
         added = added.expand_as(out)
@@ -79,6 +83,15 @@ def _product(left: Tensor, right: Tensor, added: Tensor | None = None, beta: flo
                 total = total.mul_(alpha).add_(added[rows, columns], alpha=beta) if beta else total.mul_(alpha)
             out[rows, columns] = total
     return out
+
+
+def _check(left: Tensor, right: Tensor, added: Tensor | None = None) -> None:
+    """Refuse what torch refuses: blocks of matrices that do not fit together might."""
+    types = {tensor.dtype for tensor in (left, right, added) if tensor is not None}
+    if len(types) > 1:
+        raise RuntimeError(f"expected matrices of one dtype, got {', '.join(sorted(map(str, types)))}")
+    if left.shape[-1] != right.shape[-2] or left.shape[:-2] != right.shape[:-2]:
+        raise RuntimeError(f"shapes cannot be multiplied ({tuple(left.shape)} and {tuple(right.shape)})")
 
 
 def _blocks(length: int, block: int = _BLOCK) -> Iterator[slice]:
@@ -99,6 +112,7 @@ def _batched_product(
     left: Tensor, right: Tensor, added: Tensor | None = None, beta: float = 1, alpha: float = 1
 ) -> Tensor:
     """Likewise for each two matrices of a batch; several at once where they are small."""
+    _check(left, right, added)
     out = left.new_empty(left.shape[0], left.shape[1], right.shape[2])
     added = None if added is None else added.expand_as(out)
     largest = max(1, *(tensor.shape[1] * tensor.shape[2] for tensor in (left, right, out)))
@@ -122,15 +136,19 @@ def _added_batched_product(
     return _batched_product(left, right, added, beta, alpha)
 
 
-def _grouped_product(left: Tensor, right: Tensor, offs: Tensor | None = None, **_: Any) -> Tensor:
+def _grouped_product(left: Tensor, right: Tensor, offs: Tensor | None = None, *options: Any, **named: Any) -> Tensor:
     """Products of experts: group g is the rows, columns or terms from one entry of ``offs`` to the next."""
+    if options or named:  # torch has none for the CPU, and says so
+        return _aten._grouped_mm(left, right, offs, *options, **named)
     if offs is None:
         return _batched_product(left, right)
     ends = offs.tolist()
     groups = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
     if left.dim() == 2 and right.dim() == 2:
-        return torch.stack([_product(left[:, group], right[group]) for group in groups])
-    if left.dim() == 2:
+        out = left.new_empty(len(groups), left.shape[0], right.shape[1])
+        for index, group in enumerate(groups):
+            out[index] = _product(left[:, group], right[group])
+    elif left.dim() == 2:
         out = left.new_zeros(left.shape[0], right.shape[2])
         for group, matrix in zip(groups, right, strict=True):
             out[group] = _product(left[group], matrix)
@@ -152,62 +170,70 @@ def _attention(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Output [B, heads, T, d] and the logarithm of the sums [B, heads, T], float32, some heads after others."""
-    out, sums = _as_computed(query, value.shape[-1]), []
-    for heads in _heads(query, key, value):
-        some, some_sums = _aten._scaled_dot_product_flash_attention_for_cpu(
-            *(tensor[:, heads].float() for tensor in (query, key, value)),
+    out, sums = torch.empty_like(query), query.new_empty(query.shape[:-1], dtype=torch.float32)
+    for rows, heads, shared in _parts(query, key, value, attn_mask):
+        out[rows, heads], sums[rows, heads] = _aten._scaled_dot_product_flash_attention_for_cpu(
+            query[rows, heads].float(),
+            *(tensor[rows, shared].float() for tensor in (key, value)),
             dropout_p,
             is_causal,
-            attn_mask=_mask_of(attn_mask, heads),
+            attn_mask=_mask_of(attn_mask, rows, heads),
             scale=scale,
         )
-        out[:, heads] = some
-        sums.append(some_sums)
-    return out, torch.cat(sums, dim=1)
+    return out, sums
 
 
 def _attention_backward(*args: Any, attn_mask: Tensor | None = None, scale: float | None = None) -> tuple[Tensor, ...]:
     """Gradients of query, key and value from the output's, these three, the output, its sums, and options."""
     gradient, query, key, value, out, sums, *options = args
     inputs = (query, key, value)
-    gradients = tuple(_as_computed(tensor, tensor.shape[-1]) for tensor in inputs)
-    for heads in _heads(*inputs):
+    gradients = tuple(_by_token(tensor) for tensor in inputs)
+    for rows, heads, shared in _parts(*inputs, attn_mask):
         some = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            *(tensor[:, heads].float() for tensor in (gradient, *inputs, out)),
-            sums[:, heads],
+            gradient[rows, heads].float(),
+            query[rows, heads].float(),
+            *(tensor[rows, shared].float() for tensor in (key, value)),
+            out[rows, heads].float(),
+            sums[rows, heads],
             *options,
-            attn_mask=_mask_of(attn_mask, heads),
+            attn_mask=_mask_of(attn_mask, rows, heads),
             scale=scale,
         )
-        for whole, part in zip(gradients, some, strict=True):
-            whole[:, heads] = part
+        for whole, own, part in zip(gradients, (heads, shared, shared), some, strict=True):
+            whole[rows, own] = part
     return gradients
 
 
-def _as_computed(like: Tensor, width: int) -> Tensor:
-    """Memory for [B, heads, T, width], laid out as attention lays it out: by token."""
-    rows, heads, tokens, _ = like.shape
+def _by_token(like: Tensor) -> Tensor:
+    """Memory for [B, heads, T, d], laid out as torch lays out these gradients."""
+    rows, heads, tokens, width = like.shape
     return like.new_empty(rows, tokens, heads, width).transpose(1, 2)
 
 
-def _heads(query: Tensor, key: Tensor, value: Tensor) -> Iterator[slice]:
-    """Heads to compute at once: few in memory, enough for all threads; all where heads share keys."""
-    count = query.shape[1]
-    if not count == key.shape[1] == value.shape[1]:
-        return iter([slice(0, None)])
-    each = max(1, max(tensor.numel() for tensor in (query, key, value)) // count)
-    return _blocks(count, max(torch.get_num_threads(), _ATTENTION_ELEMENTS // each))
+def _parts(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Iterator[tuple[slice, slice, slice]]:
+    """Rows, heads, and heads of the keys that these share, to compute at once: few, but enough for all threads."""
+    rows, count, shared = query.shape[0], query.shape[1], key.shape[1]
+    each = max(1, *(tensor.shape[2] * tensor.shape[3] for tensor in (query, key, value)))
+    sharing, fitting = count // max(1, shared), max(1, _ATTENTION_ELEMENTS // each)
+    rows_at_once = max(1, fitting // max(1, count))
+    if mask is not None:
+        rows_at_once = max(1, min(rows_at_once, _ATTENTION_ELEMENTS * len(mask) // max(1, mask.numel())))
+    keys_at_once = max(1, max(fitting, torch.get_num_threads()) // max(1, sharing))
+    for some in _blocks(rows, rows_at_once):
+        for keys in _blocks(shared, keys_at_once):
+            yield some, slice(keys.start * sharing, keys.stop * sharing), keys
 
 
-def _mask_of(mask: Tensor | None, heads: slice) -> Tensor | None:
+def _mask_of(mask: Tensor | None, rows: slice, heads: slice) -> Tensor | None:
     if mask is None:
         return None
-    own = mask[:, heads] if mask.dim() == 4 and mask.shape[1] > 1 else mask
-    return own.float() if own.is_floating_point() else own
+    if mask.dim() == 4:
+        mask = mask[rows if mask.shape[0] > 1 else slice(None), heads if mask.shape[1] > 1 else slice(None)]
+    return mask.float() if mask.is_floating_point() else mask
 
 
 def _whole(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """An operation of small tensors, by way of float32 copies of them all."""
+    """An operation by way of float32 copies of all its tensors, which are small beside those of a layer's products."""
 
     def work(*args: Any, **kwargs: Any) -> Any:
         dtype = next(argument.dtype for argument in args if isinstance(argument, Tensor))

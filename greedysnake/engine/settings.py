@@ -177,7 +177,8 @@ class TrainerSettings:
         Raises:
             ConfigError: there is no such device here.
         """
-        return make_device(self.device, self.device_limit, self.seed, self.matrix_products)
+        products = "native" if self.dtype == "float32" else self.matrix_products
+        return make_device(self.device, self.device_limit, self.seed, products)
 
     def request(self, *, separate_device: bool, device_free_bytes: int | None) -> PlanRequest:
         """What the plan is asked for.
